@@ -1,0 +1,1 @@
+"""From the patched source to llama-server."""

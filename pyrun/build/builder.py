@@ -1,0 +1,138 @@
+"""From pin, patches and kernels to llama.cpp/build/<backend>/bin/llama-server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyrun import console
+from pyrun.build.configure import BuildSettings, cmake_definitions
+from pyrun.build.lock import build_lock
+from pyrun.build.ninja import run_logged
+from pyrun.build.toolchain import Toolchain, find_toolchain
+from pyrun.errors import UserError
+from pyrun.home import Home, version
+from pyrun.upstream import source
+
+TARGETS = ("llama-server",)
+# What a CPU build takes on disk, with room to spare.
+NEEDED_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    backend: str = "cpu"
+    jobs: int | None = None
+    clean: bool = False
+    origin: str = "pypi"
+    web_ui: bool = True
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    server: Path
+    seconds: float
+    changed: bool
+
+
+def build(home: Home, request: BuildRequest) -> BuildResult:
+    """Builds what is out of date and nothing else. Safe to interrupt, safe to start twice."""
+    tools = find_toolchain()
+    started = time.monotonic()
+    folder = home.build(request.backend)
+    server = home.server_binary(request.backend)
+    with build_lock(home.build_lock):
+        if request.clean and folder.exists():
+            shutil.rmtree(folder)
+        tree = source.prepare(home, request.origin, clean=request.clean)
+        settings = BuildSettings(
+            request.backend, version(), tree.pin, home.kernels, web_ui=request.web_ui and tools.npm is not None
+        )
+        definitions = cmake_definitions(settings, tools)
+        stamp = folder / "llama-run-build.json"
+        inputs = {"source": tree.commit, "kernels": _digest(home.kernels), "cmake": definitions}
+        if not tree.edited and server.exists() and _read_json(stamp) == inputs:
+            return BuildResult(server, time.monotonic() - started, changed=False)
+        if tree.edited:
+            console.say(f"building with the edits in {home.source}")
+        stamp.unlink(missing_ok=True)
+        _compile(home, request, tools, definitions, folder)
+        stamp.write_text(json.dumps(inputs, indent=1), encoding="utf-8")
+    return BuildResult(server, time.monotonic() - started, changed=True)
+
+
+def is_current(home: Home, backend: str) -> bool:
+    """Whether a server was ever built to its end; whether it is up to date is for `build` to find out."""
+    return home.server_binary(backend).exists() and (home.build(backend) / "llama-run-build.json").exists()
+
+
+def has_web_ui(home: Home, backend: str) -> bool:
+    """Whether upstream's own page is embedded in the built server."""
+    return (home.build(backend) / "tools" / "ui" / "dist" / "index.html").exists()
+
+
+def _compile(
+    home: Home, request: BuildRequest, tools: Toolchain, definitions: dict[str, str], folder: Path
+) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_space(folder)
+        log = folder / "build.log"
+        log.write_bytes(b"")
+        configured = folder / "llama-run-configure.json"
+        if not (folder / "build.ninja").exists() or _read_json(configured) != definitions:
+            with console.waiting("configuring"):
+                arguments = [f"-D{name}={value}" for name, value in definitions.items()]
+                run_logged(
+                    [tools.cmake, "-S", str(home.source), "-B", str(folder), "-G", "Ninja", *arguments],
+                    log,
+                    env={"CXX": tools.cxx},
+                )
+            configured.write_text(json.dumps(definitions, indent=1), encoding="utf-8")
+        progress = console.StepProgress("building llama-server")
+        try:
+            jobs = ["-j", str(request.jobs)] if request.jobs else []
+            run_logged(
+                [tools.ninja, "-C", str(folder), *jobs, *TARGETS], log, env=_build_env(home), on_step=progress.update
+            )
+        finally:
+            progress.close()
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}", "free some disk space, or check its permissions") from error
+
+
+def _build_env(home: Home) -> dict[str, str]:
+    """Clones in different folders share one compiler cache: paths below the root are hashed as relative ones."""
+    defaults = {"CCACHE_BASEDIR": str(home.root), "CCACHE_NOHASHDIR": "1"}
+    own = {name: os.environ.get(name, value) for name, value in defaults.items()}
+    return {**own, "NINJA_STATUS": "[%f/%t] "}
+
+
+def _check_space(folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < NEEDED_BYTES and not (folder / "bin").exists():
+        raise UserError(
+            f"a build needs about {NEEDED_BYTES / 1e9:.1f} GB, and only {free / 1e9:.1f} GB are free in {folder}",
+            "free some disk space and run again",
+        )
+
+
+def _digest(folder: Path) -> str:
+    """Of the files that the server is compiled from."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".cpp", ".h", ".txt") and path.is_file():
+            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _read_json(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,44 @@
+"""Which cmake definitions a backend is built with. Pure: settings in, arguments out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyrun.build.toolchain import Toolchain
+from pyrun.upstream.pin import Pin
+
+
+@dataclass(frozen=True)
+class BuildSettings:
+    backend: str
+    version: str  # of llama-run
+    pin: Pin
+    kernels: Path
+    web_ui: bool
+
+
+def cmake_definitions(settings: BuildSettings, tools: Toolchain) -> dict[str, str]:
+    definitions = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_MAKE_PROGRAM": tools.ninja,
+        # The build tree may be moved or copied: libraries are found relative to the binary.
+        "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",
+        # Only the server, and what it needs.
+        "LLAMA_BUILD_APP": "OFF",
+        "LLAMA_BUILD_EXAMPLES": "OFF",
+        "LLAMA_BUILD_TESTS": "OFF",
+        # Without this upstream asks git, which would answer with llama-run's own commit.
+        "LLAMA_BUILD_COMMIT": settings.pin.short_commit,
+        "LLAMA_BUILD_NUMBER": "0",
+        # The web page: built with node where that is, else the launcher serves ours. Never downloaded unasked.
+        "LLAMA_BUILD_UI": "ON" if settings.web_ui else "OFF",
+        "LLAMA_USE_PREBUILT_UI": "OFF",
+        "LLAMA_RUN_KERNELS": str(settings.kernels),
+        "LLAMA_RUN_VERSION": settings.version,
+        "LLAMA_RUN_PIN": settings.pin.commit,
+    }
+    if tools.ccache:
+        definitions["CMAKE_C_COMPILER_LAUNCHER"] = tools.ccache
+        definitions["CMAKE_CXX_COMPILER_LAUNCHER"] = tools.ccache
+    return definitions

@@ -1,0 +1,98 @@
+"""`llama-run`: the root of the command tree, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+from pyrun import console
+from pyrun.cli.build import build_command
+from pyrun.cli.models import print_models
+from pyrun.cli.server import ServerOptions, run_server
+from pyrun.errors import UserError
+from pyrun.home import BACKENDS, find_home, version
+from pyrun.server.command import DEFAULT_HOST, DEFAULT_PORT
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What click does not see: the words behind `--`, which belong to llama-server."""
+
+    extra: tuple[str, ...] = ()
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Everything after `--` goes to llama-server as it is: llama-run --server -- --temp 0.2",
+)
+@click.option(
+    "--server",
+    "model",
+    is_flag=False,
+    flag_value="",
+    metavar="[MODEL]",
+    help="Serve MODEL: a path, a name in models/, or a unique part of one. Without MODEL: the only one there, else a "
+    "small built-in default.",
+)
+@click.option("--list-models", is_flag=True, help="List the models in models/.")
+@click.option("--backend", type=click.Choice(BACKENDS), default="cpu", show_default=True, help="What to run on.")
+@click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True, help="Port to listen on.")
+@click.option("--ctx", type=click.IntRange(min=1), help="Context size in tokens (default: the model's own).")
+@click.option("--no-build", is_flag=True, help="Start what is built, without looking whether it is up to date.")
+@click.option("--dry-run", is_flag=True, help="Print the server command and stop.")
+@click.version_option(version(), prog_name="llama-run")
+@click.pass_context
+def cli(
+    context: click.Context,
+    model: str | None,
+    list_models: bool,
+    backend: str,
+    host: str,
+    port: int,
+    ctx: int | None,
+    no_build: bool,
+    dry_run: bool,
+) -> None:
+    """A local LLM server whose prompt is never evaluated twice."""
+    extra = context.find_object(Invocation) or Invocation()
+    if context.invoked_subcommand is not None:
+        if model is not None or list_models:
+            raise click.UsageError(f"--server and --list-models do not go with `{context.invoked_subcommand}`")
+        if extra.extra:
+            raise click.UsageError("words behind `--` are for llama-server; they go with --server only")
+        return
+    if list_models:
+        print_models(find_home())
+    elif model is not None:
+        options = ServerOptions(model or None, backend, host, port, ctx, not no_build, dry_run, extra.extra)
+        run_server(find_home(), options)
+    else:
+        click.echo(context.get_help())
+
+
+cli.add_command(build_command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the console script."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    own, extra = words, ()
+    if "--" in words:
+        cut = words.index("--")
+        own, extra = words[:cut], tuple(words[cut + 1 :])
+    try:
+        cli.main(own, prog_name="llama-run", standalone_mode=False, obj=Invocation(extra))
+    except UserError as error:
+        console.show_error(error)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        console.say("interrupted")
+        sys.exit(130)

@@ -1,0 +1,155 @@
+"""`llama-run --server`: chooses build and model, and shows what the supervisor does."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.status import Status
+
+from pyrun import console
+from pyrun.build.builder import BuildRequest, build, has_web_ui, is_current
+from pyrun.errors import UserError
+from pyrun.home import Home
+from pyrun.models.default import DESCRIPTION, ensure_default_model
+from pyrun.models.find import find_model, list_models
+from pyrun.server.command import ServerSettings, has_api_key, is_loopback, server_command
+from pyrun.server.port import check_port
+from pyrun.server.supervisor import State, Supervisor, Watched
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    model: str | None
+    backend: str
+    host: str
+    port: int
+    ctx: int | None
+    build: bool
+    dry_run: bool
+    extra: tuple[str, ...]
+
+
+def run_server(home: Home, options: ServerOptions) -> None:
+    # The cheap checks first: nobody wants to hear of a busy port after ten minutes of building.
+    model = _choose_model(home, options.model)
+    if not options.dry_run:
+        check_port(options.host, options.port)
+        _ensure_built(home, options)
+        model = model or ensure_default_model(home)
+    settings = ServerSettings(
+        binary=home.server_binary(options.backend),
+        model=model or Path(home.default_models, "SmolLM2-135M-Instruct.Q4_1.gguf"),
+        host=options.host,
+        port=options.port,
+        ctx=options.ctx,
+        web_page=None if has_web_ui(home, options.backend) else home.web_page,
+        extra=options.extra,
+    )
+    if not is_loopback(options.host) and not has_api_key(options.extra, dict(os.environ)):
+        console.say(
+            f"warning: {options.host} can be reached from other machines and there is no API key; "
+            "add `-- --api-key SECRET`, or leave --host out"
+        )
+    if options.dry_run:
+        click.echo(shlex.join(server_command(settings)))
+        return
+    supervise(settings, home.logs / f"server-{options.port}.log")
+
+
+def _choose_model(home: Home, wanted: str | None) -> Path | None:
+    """None stands for the built-in default, which is fetched only when it is really started."""
+    if wanted is not None:
+        return find_model(home, wanted).path
+    models = [m for m in list_models(home) if not m.path.is_relative_to(home.default_models)]
+    if len(models) > 1:
+        names = "\n".join(f"  {m.name}" for m in models)
+        raise UserError(f"there are several models; say which one to serve:\n{names}", f"llama-run --server {models[0].name}")
+    if models:
+        console.say(f"serving {models[0].name}, the only model in {home.models}")
+        return models[0].path
+    console.say(f"no model in {home.models}: using the built-in default, {DESCRIPTION}")
+    return None
+
+
+def _ensure_built(home: Home, options: ServerOptions) -> None:
+    if not options.build:
+        if not is_current(home, options.backend):
+            raise UserError("llama-server is not built yet", "leave out --no-build, or run `llama-run build`")
+        return
+    if not is_current(home, options.backend):
+        console.say("the first start builds llama-server from source; this takes minutes, once")
+    result = build(home, BuildRequest(options.backend))
+    if result.changed:
+        console.say(f"built in {console.duration(result.seconds)}")
+
+
+def supervise(settings: ServerSettings, log: Path) -> None:
+    """Runs until Ctrl-C or SIGTERM, with one line for each thing that happens."""
+    if log.exists():
+        log.replace(log.with_suffix(".log.1"))
+    view = _View(settings, log)
+    watched = Watched(server_command(settings), f"{settings.url}/health", log)
+    supervisor = Supervisor(watched, view)
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        supervisor.stop()
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, stop)
+    try:
+        supervisor.run()
+    finally:
+        view.end_wait()
+
+
+class _View:
+    """What a person sees of the supervisor's states."""
+
+    def __init__(self, settings: ServerSettings, log: Path) -> None:
+        self._settings = settings
+        self._log = log
+        self._status: Status | None = None
+        self._since = time.monotonic()
+        self._seen_ready = False
+
+    def __call__(self, state: State, detail: str) -> None:
+        self.end_wait()
+        if state is State.STARTING:
+            self._since = time.monotonic()
+            self._begin_wait(f"loading {self._settings.model.name} (log: {self._log})")
+        elif state is State.READY:
+            self._ready(detail)
+        elif state is State.BACKOFF:
+            console.say(f"llama-server crashed: {detail}")
+        elif state is State.STOPPING:
+            self._begin_wait("stopping llama-server")
+        elif state is State.STOPPED:
+            console.say("stopped")
+
+    def _ready(self, detail: str) -> None:
+        seconds = time.monotonic() - self._since
+        console.say(f"ready at {self._settings.url} after {seconds:.1f} s ({detail}); Ctrl-C stops it")
+        if not self._seen_ready:
+            self._seen_ready = True
+            url = f"{self._settings.url}/v1/chat/completions"
+            body = '{"messages": [{"role": "user", "content": "Hello!"}]}'
+            console.say(f"try: curl {url} -H 'Content-Type: application/json' -d '{body}'")
+
+    def _begin_wait(self, message: str) -> None:
+        if console.err.is_terminal:
+            self._status = console.err.status(message)
+            self._status.start()
+        else:
+            console.say(message)
+
+    def end_wait(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None

@@ -1,0 +1,101 @@
+"""What a person sees: data on stdout, everything else on stderr, progress only where it can move."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from pyrun.errors import UserError
+
+out = Console(soft_wrap=True, highlight=False)
+err = Console(stderr=True, soft_wrap=True, highlight=False)
+
+
+def say(message: str) -> None:
+    err.print(escape(message))
+
+
+def show_error(error: UserError) -> None:
+    err.print(Text("error: ", style="bold red") + Text(error.message))
+    if error.hint:
+        err.print(Text("hint: ", style="bold cyan") + Text(error.hint))
+
+
+def duration(seconds: float) -> str:
+    """7 -> '7 s', 75 -> '1 min 15 s', 3700 -> '1 h 1 min'."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class StepProgress:
+    """Progress of work that is counted in steps: a bar on a terminal, now and then a line elsewhere."""
+
+    LINE_SECONDS = 20.0
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.started = time.monotonic()
+        self._done = 0
+        self._first_step = 0.0
+        self._last_line = self.started
+        self._bar: Progress | None = None
+        if err.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[left]}"),
+                console=err,
+            )
+            self._task = self._bar.add_task(label, total=None, left="")
+            self._bar.start()
+
+    def update(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        # Work that an earlier run has done is not counted into the speed.
+        if self._first_step == 0.0:
+            self._first_step = now
+            self._done = done
+        left = self._left(done, total, now)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, left=left)
+        elif now - self._last_line >= self.LINE_SECONDS or done == total:
+            self._last_line = now
+            say(f"{self.label}: {done}/{total}, {duration(now - self.started)}{', ' + left if left else ''}")
+
+    def _left(self, done: int, total: int, now: float) -> str:
+        if done <= self._done or done == total:
+            return ""
+        seconds = (now - self._first_step) / (done - self._done) * (total - done)
+        return f"about {duration(seconds)} left"
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def waiting(message: str) -> Iterator[None]:
+    """A spinner with the message on a terminal, one line elsewhere."""
+    if err.is_terminal:
+        with err.status(escape(message)):
+            yield
+    else:
+        say(message)
+        yield
+
+
+def is_interactive() -> bool:
+    return sys.stdin.isatty() and err.is_terminal

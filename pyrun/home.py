@@ -1,0 +1,81 @@
+"""Where things are: the one module that names the project's files and folders."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from pyrun.errors import UserError
+
+BACKENDS = ("cpu",)
+
+
+@dataclass(frozen=True)
+class Home:
+    """A checkout of llama-run. Everything that is made (source, builds, logs) stays inside it."""
+
+    root: Path
+
+    @property
+    def pin(self) -> Path:
+        return self.root / "llama.cpp" / "upstream.toml"
+
+    @property
+    def downloads(self) -> Path:
+        return self.root / "llama.cpp" / "dist"
+
+    @property
+    def source(self) -> Path:
+        return self.root / "llama.cpp" / "source"
+
+    @property
+    def build_lock(self) -> Path:
+        return self.root / "llama.cpp" / ".lock"
+
+    @property
+    def patches(self) -> Path:
+        return self.root / "patches"
+
+    @property
+    def kernels(self) -> Path:
+        return self.root / "kernels"
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def default_models(self) -> Path:
+        return self.models / "built-in"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def web_page(self) -> Path:
+        return self.root / "pyrun" / "web"
+
+    def build(self, backend: str) -> Path:
+        return self.root / "llama.cpp" / "build" / backend
+
+    def server_binary(self, backend: str) -> Path:
+        return self.build(backend) / "bin" / "llama-server"
+
+
+def find_home() -> Home:
+    """The checkout this package runs from, or the one that LLAMA_RUN_HOME names."""
+    named = os.environ.get("LLAMA_RUN_HOME")
+    home = Home(Path(named).resolve() if named else Path(__file__).resolve().parents[1])
+    if not home.pin.is_file():
+        raise UserError(
+            f"{home.root} is not a checkout of llama-run: it has no llama.cpp/upstream.toml",
+            "run ./llama-run from a clone, or set LLAMA_RUN_HOME to one",
+        )
+    return home
+
+
+def version() -> str:
+    return metadata.version("llama-run")

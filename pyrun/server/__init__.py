@@ -1,0 +1,1 @@
+"""Starting llama-server and keeping it alive."""

@@ -1,0 +1,191 @@
+"""The one owner of llama-server's life: starts it, waits for health, restarts it after a crash, stops it.
+
+It signals only the process it started itself. The policy of restarts is in restart.py; what is shown is the
+caller's, through the Listener.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import enum
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import requests
+
+from pyrun.errors import UserError
+from pyrun.server.restart import GiveUp, after_crash
+
+POLL_SECONDS = 0.1
+SHOWN_LINES = 20
+# A long batch has to end before the server sees the signal; then its caches are flushed.
+STOP_SECONDS = 30.0
+
+_PR_SET_PDEATHSIG = 1
+
+
+class State(enum.Enum):
+    STARTING = "starting"  # process runs, not healthy yet
+    READY = "ready"  # answers requests
+    BACKOFF = "backoff"  # crashed, waiting to start again
+    STOPPING = "stopping"  # signal sent, waiting for the end
+    STOPPED = "stopped"  # ended as asked
+
+
+class Listener(Protocol):
+    def __call__(self, state: State, detail: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What is supervised."""
+
+    command: Sequence[str]
+    health_url: str
+    log: Path
+    stop_seconds: float = STOP_SECONDS
+
+
+class Supervisor:
+    """Runs in the main thread; `stop` may be called from a signal handler or another thread."""
+
+    def __init__(self, watched: Watched, listener: Listener) -> None:
+        self._watched = watched
+        self._listener = listener
+        self._stop = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._crashes: list[float] = []
+        self._was_ready = False
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def run(self) -> None:
+        """Returns when the server was stopped on request; raises UserError when it cannot be kept running."""
+        try:
+            while not self._stop.is_set():
+                self._start()
+                code = self._watch()
+                if code is None:
+                    break
+                self._after_exit(code)
+        finally:
+            self._shut_down()
+        self._listener(State.STOPPED, "")
+
+    def _start(self) -> None:
+        self._watched.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with self._watched.log.open("ab") as log:
+                log.write(f"\n$ {' '.join(self._watched.command)}\n".encode())
+                log.flush()
+                self._process = subprocess.Popen(
+                    list(self._watched.command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    # A terminal's Ctrl-C must reach the server once, from us, not from the terminal as well.
+                    start_new_session=True,
+                    preexec_fn=_end_with_parent(os.getpid()),
+                )
+        except OSError as error:
+            raise UserError(
+                f"cannot start {self._watched.command[0]}: {error.strerror or error}", "`llama-run build` builds it anew"
+            ) from error
+        self._listener(State.STARTING, f"pid {self._process.pid}")
+
+    def _watch(self) -> int | None:
+        """Until the process ends (its code) or a stop is asked for (None)."""
+        assert self._process is not None
+        ready = False
+        while True:
+            code = self._process.poll()
+            if code is not None:
+                return code
+            if self._stop.is_set():
+                return None
+            if not ready and self._is_healthy():
+                ready = self._was_ready = True
+                self._listener(State.READY, f"pid {self._process.pid}")
+            self._stop.wait(POLL_SECONDS)
+
+    def _is_healthy(self) -> bool:
+        try:
+            return requests.get(self._watched.health_url, timeout=2).status_code == 200
+        except requests.RequestException:
+            return False
+
+    def _after_exit(self, code: int) -> None:
+        reason = _describe(code)
+        if code == 0:
+            raise UserError(f"llama-server ended by itself\n{self._log_tail()}", f"the full log is {self._watched.log}")
+        # A server that refuses its arguments or its model says so and exits; it would do the same again.
+        if code > 0 and not self._was_ready:
+            raise UserError(
+                f"llama-server did not start ({reason}):\n{self._log_tail()}", f"the full log is {self._watched.log}"
+            )
+        now = time.monotonic()
+        self._crashes.append(now)
+        decision = after_crash(self._crashes, now)
+        if isinstance(decision, GiveUp):
+            raise UserError(
+                f"llama-server crashed {decision.crashes} times in a minute, the last time {reason}:\n{self._log_tail()}",
+                f"the full log is {self._watched.log}",
+            )
+        self._listener(State.BACKOFF, f"{reason}; starting again in {decision.delay:g} s")
+        self._stop.wait(decision.delay)
+
+    def _shut_down(self) -> None:
+        """Asks first, and kills only what does not listen."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        self._listener(State.STOPPING, f"pid {process.pid}")
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(self._watched.stop_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _log_tail(self) -> str:
+        text = ""
+        with contextlib.suppress(OSError):
+            text = self._watched.log.read_text(encoding="utf-8", errors="replace")
+        return "\n".join("  " + line for line in text.splitlines()[-SHOWN_LINES:])
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _end_with_parent(parent: int) -> Callable[[], None] | None:
+    """For the child: the kernel sends it SIGTERM when the launcher dies, even by kill -9. Linux only."""
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
+
+    def in_child() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died in between
+            os._exit(1)
+
+    return in_child

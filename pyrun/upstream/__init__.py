@@ -1,0 +1,1 @@
+"""The pinned llama.cpp: fetching it, checking it, patching it."""
