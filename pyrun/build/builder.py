@@ -51,7 +51,11 @@ def build(home: Home, request: BuildRequest) -> BuildResult:
             shutil.rmtree(folder)
         tree = source.prepare(home, request.origin, clean=request.clean)
         settings = BuildSettings(
-            request.backend, version(), tree.pin, home.kernels, web_ui=request.web_ui and tools.npm is not None
+            request.backend,
+            version(),
+            tree.pin,
+            home.kernels,
+            web_ui=request.web_ui and tools.npm is not None,
         )
         definitions = cmake_definitions(settings, tools)
         stamp = folder / "llama-run-build.json"
@@ -76,9 +80,7 @@ def has_web_ui(home: Home, backend: str) -> bool:
     return (home.build(backend) / "tools" / "ui" / "dist" / "index.html").exists()
 
 
-def _compile(
-    home: Home, request: BuildRequest, tools: Toolchain, definitions: dict[str, str], folder: Path
-) -> None:
+def _compile(home: Home, request: BuildRequest, tools: Toolchain, definitions: dict[str, str], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_space(folder)
@@ -98,12 +100,18 @@ def _compile(
         try:
             jobs = ["-j", str(request.jobs)] if request.jobs else []
             run_logged(
-                [tools.ninja, "-C", str(folder), *jobs, *TARGETS], log, env=_build_env(home), on_step=progress.update
+                [tools.ninja, "-C", str(folder), *jobs, *TARGETS],
+                log,
+                env=_build_env(home),
+                on_step=progress.update,
             )
         finally:
             progress.close()
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}", "free some disk space, or check its permissions") from error
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror or error}",
+            "free some disk space, or check its permissions",
+        ) from error
 
 
 def _build_env(home: Home) -> dict[str, str]:

@@ -25,22 +25,21 @@ def run_logged(
     with log.open("ab") as file:
         file.write(f"$ {' '.join(command)}\n".encode())
         file.flush()
-        process = subprocess.Popen(
+        with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
-        )
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                file.write(line)
-                step = COUNTER.match(line)
-                if step and on_step:
-                    on_step(int(step.group(1)), int(step.group(2)))
-            code = process.wait()
-        except BaseException:
-            # Ctrl-C reaches the tool as well; it must be gone before anyone may start the next build.
-            process.terminate()
-            process.wait()
-            raise
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    file.write(line)
+                    step = COUNTER.match(line)
+                    if step and on_step:
+                        on_step(int(step.group(1)), int(step.group(2)))
+                code = process.wait()
+            except BaseException:
+                # Ctrl-C reaches the tool as well; it must be gone before anyone may start the next build.
+                process.terminate()
+                raise
     if code != 0:
         raise _failure(command, code, log)
 

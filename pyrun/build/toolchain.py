@@ -34,7 +34,9 @@ def _compiler() -> str:
         if found:
             return found
     raise UserError(
-        f"the C++ compiler that CXX names is not there: {named}" if named else "no C++17 compiler found (c++, g++, clang++)",
+        f"the C++ compiler that CXX names is not there: {named}"
+        if named
+        else "no C++17 compiler found (c++, g++, clang++)",
         f"install one: {COMPILER_PACKAGES}",
     )
 

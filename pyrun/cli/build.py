@@ -25,10 +25,24 @@ from pyrun.upstream import source
     help="Where llama.cpp comes from: the pinned package, the pinned commit, or a checkout of yours (left untouched).",
 )
 @click.option("--web-ui/--no-web-ui", default=True, help="Build upstream's web page, where npm is (default: yes).")
-@click.option("--export-patches", is_flag=True, help="Write edits in llama.cpp/source back to patches/, and build nothing.")
-@click.option("--into", metavar="TEXT", help="With --export-patches: the patch (a part of its subject) that takes edits.")
+@click.option(
+    "--export-patches",
+    is_flag=True,
+    help="Write edits in llama.cpp/source back to patches/, and build nothing.",
+)
+@click.option(
+    "--into",
+    metavar="TEXT",
+    help="With --export-patches: the patch (a part of its subject) that takes edits.",
+)
 def build_command(
-    backend: str, jobs: int | None, clean: bool, origin: str, web_ui: bool, export_patches: bool, into: str | None
+    backend: str,
+    jobs: int | None,
+    clean: bool,
+    origin: str,
+    web_ui: bool,
+    export_patches: bool,
+    into: str | None,
 ) -> None:
     """Build llama-server from the pinned, patched llama.cpp.
 

@@ -41,7 +41,13 @@ class Invocation:
 @click.option("--list-models", is_flag=True, help="List the models in models/.")
 @click.option("--backend", type=click.Choice(BACKENDS), default="cpu", show_default=True, help="What to run on.")
 @click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True, help="Port to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port to listen on.",
+)
 @click.option("--ctx", type=click.IntRange(min=1), help="Context size in tokens (default: the model's own).")
 @click.option("--no-build", is_flag=True, help="Start what is built, without looking whether it is up to date.")
 @click.option("--dry-run", is_flag=True, help="Print the server command and stop.")
@@ -81,10 +87,8 @@ cli.add_command(build_command)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    own, extra = words, ()
-    if "--" in words:
-        cut = words.index("--")
-        own, extra = words[:cut], tuple(words[cut + 1 :])
+    cut = words.index("--") if "--" in words else len(words)
+    own, extra = words[:cut], tuple(words[cut + 1 :])
     try:
         cli.main(own, prog_name="llama-run", standalone_mode=False, obj=Invocation(extra))
     except UserError as error:

@@ -17,7 +17,7 @@ from pyrun import console
 from pyrun.build.builder import BuildRequest, build, has_web_ui, is_current
 from pyrun.errors import UserError
 from pyrun.home import Home
-from pyrun.models.default import DESCRIPTION, ensure_default_model
+from pyrun.models.default import CHAT_TEMPLATE, DESCRIPTION, default_model_path, ensure_default_model
 from pyrun.models.find import find_model, list_models
 from pyrun.server.command import ServerSettings, has_api_key, is_loopback, server_command
 from pyrun.server.port import check_port
@@ -42,13 +42,15 @@ def run_server(home: Home, options: ServerOptions) -> None:
     if not options.dry_run:
         check_port(options.host, options.port)
         _ensure_built(home, options)
-        model = model or ensure_default_model(home)
+        if model == default_model_path(home):
+            ensure_default_model(home)
     settings = ServerSettings(
         binary=home.server_binary(options.backend),
-        model=model or Path(home.default_models, "SmolLM2-135M-Instruct.Q4_1.gguf"),
+        model=model,
         host=options.host,
         port=options.port,
         ctx=options.ctx,
+        chat_template=CHAT_TEMPLATE if model == default_model_path(home) else None,
         web_page=None if has_web_ui(home, options.backend) else home.web_page,
         extra=options.extra,
     )
@@ -63,19 +65,22 @@ def run_server(home: Home, options: ServerOptions) -> None:
     supervise(settings, home.logs / f"server-{options.port}.log")
 
 
-def _choose_model(home: Home, wanted: str | None) -> Path | None:
-    """None stands for the built-in default, which is fetched only when it is really started."""
+def _choose_model(home: Home, wanted: str | None) -> Path:
+    """The built-in default may not be there yet: it is fetched only when it is really started."""
     if wanted is not None:
         return find_model(home, wanted).path
     models = [m for m in list_models(home) if not m.path.is_relative_to(home.default_models)]
     if len(models) > 1:
         names = "\n".join(f"  {m.name}" for m in models)
-        raise UserError(f"there are several models; say which one to serve:\n{names}", f"llama-run --server {models[0].name}")
+        raise UserError(
+            f"there are several models; say which one to serve:\n{names}",
+            f"llama-run --server {models[0].name}",
+        )
     if models:
         console.say(f"serving {models[0].name}, the only model in {home.models}")
         return models[0].path
     console.say(f"no model in {home.models}: using the built-in default, {DESCRIPTION}")
-    return None
+    return default_model_path(home)
 
 
 def _ensure_built(home: Home, options: ServerOptions) -> None:

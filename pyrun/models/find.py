@@ -33,8 +33,6 @@ def find_model(home: Home, wanted: str) -> Model:
     path = Path(wanted).expanduser()
     if path.is_file():
         return _model(path.resolve())
-    if path.is_dir():
-        raise UserError(f"{path} is a folder", "give the GGUF file in it")
     models = list_models(home)
     exact = [m for m in models if wanted in (m.name, m.path.name)]
     if exact:
@@ -44,8 +42,11 @@ def find_model(home: Home, wanted: str) -> Model:
         return partial[0]
     if partial:
         raise UserError(
-            f"{wanted!r} could be any of these models:\n{_as_list(partial)}", "give enough of the name to mean one"
+            f"{wanted!r} could be any of these models:\n{_as_list(partial)}",
+            "give enough of the name to mean one",
         )
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", "give the GGUF file in it")
     if wanted.endswith(".gguf") and path.parent != Path():
         raise UserError(f"there is no file {path}", "check the path")
     if not models:
@@ -66,7 +67,7 @@ def _model(path: Path) -> Model:
     missing = [p.name for p in parts if not p.is_file()]
     if missing:
         raise UserError(
-            f"{prefix} is incomplete: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing in {path.parent}",
+            f"{prefix} is incomplete; missing in {path.parent}: {', '.join(missing)}",
             "download the missing parts, or move the others away",
         )
     return Model(parts[0], prefix, sum(p.stat().st_size for p in parts))

@@ -16,6 +16,7 @@ class ServerSettings:
     host: str = DEFAULT_HOST
     port: int = DEFAULT_PORT
     ctx: int | None = None
+    chat_template: Path | None = None  # where the model's own does not do
     web_page: Path | None = None  # a folder to serve at /, where upstream's page is not built in
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
 
@@ -31,6 +32,8 @@ def server_command(settings: ServerSettings) -> list[str]:
     command += ["--host", settings.host, "--port", str(settings.port), "--jinja"]
     if settings.ctx is not None:
         command += ["--ctx-size", str(settings.ctx)]
+    if settings.chat_template is not None:
+        command += ["--chat-template-file", str(settings.chat_template)]
     if settings.web_page is not None:
         command += ["--path", str(settings.web_page)]
     return [*command, *settings.extra]

@@ -17,7 +17,9 @@ def check_port(host: str, port: int) -> None:
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except socket.gaierror as error:
-        raise UserError(f"{host} is not an address of this machine: {error.strerror}", "use --host 127.0.0.1") from error
+        raise UserError(
+            f"{host} is not an address of this machine: {error.strerror}", "use --host 127.0.0.1"
+        ) from error
     with socket.socket(address[0], socket.SOCK_STREAM) as probe:
         # As the server does: an old connection that lingers is no reason to refuse.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -29,7 +31,9 @@ def check_port(host: str, port: int) -> None:
 
 def _explain(error: OSError, host: str, port: int) -> UserError:
     if error.errno == errno.EADDRINUSE:
-        return UserError(f"port {port} is in use by {_holder(port)}", f"stop it, or use another port: --port {port + 1}")
+        return UserError(
+            f"port {port} is in use by {_holder(port)}", f"stop it, or use another port: --port {port + 1}"
+        )
     if error.errno == errno.EACCES:
         return UserError(f"port {port} is not allowed for this user", "use a port above 1023, such as --port 9090")
     if error.errno == errno.EADDRNOTAVAIL:
@@ -40,7 +44,10 @@ def _explain(error: OSError, host: str, port: int) -> UserError:
 def _holder(port: int) -> str:
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            listens_here = (
+                connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+            )
+            if listens_here and connection.pid:
                 return f"pid {connection.pid} ({psutil.Process(connection.pid).name()})"
     except (psutil.AccessDenied, psutil.NoSuchProcess):
         pass

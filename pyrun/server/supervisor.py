@@ -103,7 +103,8 @@ class Supervisor:
                 )
         except OSError as error:
             raise UserError(
-                f"cannot start {self._watched.command[0]}: {error.strerror or error}", "`llama-run build` builds it anew"
+                f"cannot start {self._watched.command[0]}: {error.strerror or error}",
+                "`llama-run build` builds it anew",
             ) from error
         self._listener(State.STARTING, f"pid {self._process.pid}")
 
@@ -135,14 +136,15 @@ class Supervisor:
         # A server that refuses its arguments or its model says so and exits; it would do the same again.
         if code > 0 and not self._was_ready:
             raise UserError(
-                f"llama-server did not start ({reason}):\n{self._log_tail()}", f"the full log is {self._watched.log}"
+                f"llama-server did not start ({reason}):\n{self._log_tail()}",
+                f"the full log is {self._watched.log}",
             )
         now = time.monotonic()
         self._crashes.append(now)
         decision = after_crash(self._crashes, now)
         if isinstance(decision, GiveUp):
             raise UserError(
-                f"llama-server crashed {decision.crashes} times in a minute, the last time {reason}:\n{self._log_tail()}",
+                f"llama-server crashed {decision.crashes} times in a minute, at last {reason}:\n{self._log_tail()}",
                 f"the full log is {self._watched.log}",
             )
         self._listener(State.BACKOFF, f"{reason}; starting again in {decision.delay:g} s")

@@ -11,6 +11,8 @@ from pathlib import Path
 from pyrun import console
 from pyrun.errors import UserError
 
+CHANGED = "if it happens twice, the package was changed: do not use it"
+
 
 def sha256_of(path: Path) -> str:
     digest = hashlib.sha256()
@@ -34,7 +36,7 @@ def fetch(package: str, version: str, file: str, sha256: str, folder: Path) -> P
     if actual != sha256:
         raise UserError(
             f"{path} is not what the pin names\n  expected sha256 {sha256}\n  found           {actual}",
-            "delete that file and run again to download it anew; if it happens twice, the package was changed: do not use it",
+            f"delete that file and run again to download it anew; {CHANGED}",
         )
     return path
 
@@ -63,5 +65,5 @@ def _hint(stderr: str) -> str:
     if "No space left" in stderr:
         return "free some disk space and run again"
     if "DO NOT MATCH THE HASHES" in stderr:
-        return "what was downloaded is not what the pin names; if it happens twice, the package was changed: do not use it"
-    return "check the network (or pip's settings for a mirror) and run again; `--source PATH` builds from a checkout offline"
+        return f"what was downloaded is not what the pin names; {CHANGED}"
+    return "check the network, or pip's settings, and run again"

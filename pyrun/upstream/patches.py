@@ -33,7 +33,9 @@ def read_series(folder: Path) -> list[Patch]:
     """The patches in the order of the series file. Anything unlisted, missing or without a header is an error."""
     problems = series_problems(folder)
     if problems:
-        raise UserError("the patch series is broken:\n" + "\n".join(f"  {p}" for p in problems), "see patches/README.md")
+        raise UserError(
+            "the patch series is broken:\n" + "\n".join(f"  {p}" for p in problems), "see patches/README.md"
+        )
     return [_read_patch(folder / name) for name in _listed(folder)]
 
 

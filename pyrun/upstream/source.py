@@ -215,7 +215,12 @@ def _fold_edits(git: Git, base: str, into: str | None) -> None:
         )
     git.run("commit", "--quiet", f"--fixup={owners[0]}")
     folded = git.attempt(
-        "rebase", "--quiet", "--interactive", "--autosquash", base, env={"GIT_SEQUENCE_EDITOR": "true", "GIT_EDITOR": "true"}
+        "rebase",
+        "--quiet",
+        "--interactive",
+        "--autosquash",
+        base,
+        env={"GIT_SEQUENCE_EDITOR": "true", "GIT_EDITOR": "true"},
     )
     if folded.code != 0:
         git.attempt("rebase", "--abort")

@@ -1,0 +1,53 @@
+"""A stand-in for llama-server that misbehaves on request: starts slowly, crashes, ignores SIGTERM, refuses to start.
+
+Each start appends a line to --journal, so that tests can count and find its processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--load-seconds", type=float, default=0.0, help="answer 503 for so long")
+    parser.add_argument("--crash-after", type=float, help="kill oneself so long after the start")
+    parser.add_argument("--exit-code", type=int, help="say why and exit at once with this code")
+    parser.add_argument("--ignore-sigterm", action="store_true")
+    options = parser.parse_args()
+
+    with options.journal.open("a") as journal:
+        journal.write(f"{os.getpid()}\n")
+    if options.exit_code is not None:
+        print("fake: cannot load the model")
+        sys.exit(options.exit_code)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_sigterm else lambda *_: os._exit(0))
+    if options.crash_after is not None:
+        threading.Timer(options.crash_after, lambda: os.kill(os.getpid(), signal.SIGSEGV)).start()
+    print("fake: listening", flush=True)
+    serve(options.port, time.monotonic() + options.load_seconds)
+
+
+def serve(port: int, ready_at: float) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if time.monotonic() >= ready_at else 503)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""./llama-run on machines that lack something, and from odd places."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+TOOLS = ("sh", "cat", "cksum", "dirname", "find", "mkdir", "pwd", "readlink", "sort", "tail")
+
+
+@pytest.fixture
+def bare_machine(tmp_path: Path) -> Path:
+    """A folder for PATH with the basic tools, but neither Python nor a compiler; a clone lies beside it."""
+    clone = tmp_path / "clone"
+    for folder in ("kernels", "pyrun", "benchmarks"):
+        (clone / folder).mkdir(parents=True)
+    (clone / "pyproject.toml").touch()
+    shutil.copy(ROOT / "llama-run", clone)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in TOOLS:
+        found = shutil.which(name)
+        assert found, name
+        (tools / name).symlink_to(found)
+    return tools
+
+
+def add_tool(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def bootstrap(tools: Path) -> subprocess.CompletedProcess[str]:
+    script = tools.parent / "clone" / "llama-run"
+    return subprocess.run([str(script), "--version"], env={"PATH": str(tools)}, capture_output=True, text=True)
+
+
+def test_missing_python_is_not_explained(bare_machine: Path) -> None:
+    result = bootstrap(bare_machine)
+    assert result.returncode == 1
+    assert "error: Python 3.10 or newer was not found" in result.stderr
+    assert "Debian/Ubuntu: python3 python3-venv · Fedora: python3 · Arch/SteamOS: python" in result.stderr
+
+
+def test_old_python_is_used(bare_machine: Path) -> None:
+    add_tool(bare_machine, "python3", "exit 1")  # its answer to the version check
+    assert "Python 3.10 or newer was not found" in bootstrap(bare_machine).stderr
+
+
+def test_missing_venv_module_is_not_explained(bare_machine: Path) -> None:
+    add_tool(bare_machine, "python3", 'case "$2" in *venv*) exit 1 ;; esac')
+    result = bootstrap(bare_machine)
+    assert result.returncode == 1 and "has no venv module" in result.stderr
+    assert "Debian/Ubuntu: python3-venv" in result.stderr
+
+
+def test_missing_compiler_is_not_explained(bare_machine: Path) -> None:
+    add_tool(bare_machine, "python3", "exit 0")
+    result = bootstrap(bare_machine)
+    assert result.returncode == 1 and "error: no C++17 compiler found" in result.stderr
+    assert "Debian/Ubuntu: g++ · Fedora: gcc-c++ · Arch/SteamOS: gcc" in result.stderr
+
+
+def test_failed_install_hides_its_reason(bare_machine: Path) -> None:
+    add_tool(bare_machine, "c++", "exit 0")
+    add_tool(bare_machine, "python3", 'if [ "$1" = -m ]; then echo no room for a venv; exit 1; fi')
+    result = bootstrap(bare_machine)
+    assert result.returncode == 1 and "no room for a venv" in result.stderr and "install.log" in result.stderr
+
+
+def test_another_folder_or_a_link_confuses_it(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(os.path.relpath(ROOT / "llama-run", tmp_path))
+    result = subprocess.run([str(link), "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.stdout.startswith("llama-run, version ") and result.stderr == ""

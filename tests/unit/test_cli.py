@@ -1,0 +1,127 @@
+"""One table of arguments -> effect -> error for the command line, and the generated page that documents it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+from pyrun.cli.main import main
+from pyrun.console import duration
+from pyrun.docs import cli_page
+
+PIN = (ROOT / "llama.cpp" / "upstream.toml").read_text()
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "llama.cpp").mkdir()
+    (tmp_path / "llama.cpp" / "upstream.toml").write_text(PIN)
+    (tmp_path / "models").mkdir()
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    try:
+        main(arguments)
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--server --dry-run", "--model {root}/models/built-in/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        ("--server --dry-run", "--host 127.0.0.1 --port 9090 --jinja"),
+        ("--server --dry-run", "--path {web}"),  # upstream's page is not built here
+        ("--server --dry-run", "/smollm2.jinja"),  # the default model's template knows tools
+        ("--server --dry-run --port 1234 --ctx 4096", "--port 1234 --jinja --ctx-size 4096"),
+        ("--server --dry-run -- --temp 0.5 -c 7", " --temp 0.5 -c 7\n"),
+        ("--server -- --dry-run", None),  # belongs to llama-server: not ours
+        ("--version", "llama-run, version "),
+        ("--help", "--server [MODEL]"),
+        ("", "--server [MODEL]"),
+    ],
+)
+def test_arguments_are_lost(
+    clone: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    expected: str | None,
+) -> None:
+    started: list[tuple[str, ...]] = []
+    monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
+    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options: None)
+    monkeypatch.setattr("pyrun.cli.server.ensure_default_model", lambda home: None)
+    monkeypatch.setattr("pyrun.cli.server.supervise", lambda settings, log: started.append(settings.extra))
+    code, out, _ = run(capsys, *arguments.split())
+    assert code == 0
+    if expected is None:
+        assert out == "" and started == [("--dry-run",)]
+    else:
+        assert expected.format(root=clone, web=clone / "pyrun" / "web") in out and not started
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        ("--serve", 2, "No such option '--serve'. Did you mean '--server'?"),
+        ("serve", 2, "No such command 'serve'"),
+        ("--server --port 0", 2, "0 is not in the range"),
+        ("--server --port 70000", 2, "70000 is not in the range"),
+        ("--server --ctx -1", 2, "-1 is not in the range"),
+        ("--server --backend abacus", 2, "'abacus' is not"),
+        ("--server missing --dry-run", 1, "error: no model is called 'missing'"),
+        ("--server /no/such.gguf --dry-run", 1, "error: there is no file /no/such.gguf"),
+        ("--server build", 1, "error: no model is called 'build'"),
+        ("--list-models build", 2, "do not go with `build`"),
+        ("build -- x", 2, "words behind `--` are for llama-server"),
+        ("build --into x", 2, "--into goes with --export-patches"),
+        ("--server --no-build", 1, "error: llama-server is not built yet"),
+    ],
+)
+def test_wrong_arguments_are_accepted(
+    clone: Path, capsys: pytest.CaptureFixture[str], arguments: str, code: int, expected: str
+) -> None:
+    actual, _, err = run(capsys, *arguments.split())
+    assert expected in err
+    assert actual == code
+
+
+def test_open_server_without_a_key_is_not_warned_about(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "warning: 0.0.0.0 can be reached" in run(capsys, "--server", "--host", "0.0.0.0", "--dry-run")[2]
+    assert "warning" not in run(capsys, "--server", "--host", "0.0.0.0", "--dry-run", "--", "--api-key", "x")[2]
+    assert "warning" not in run(capsys, "--server", "--dry-run")[2]
+
+
+def test_one_of_several_models_is_guessed(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (clone / "models" / "a.gguf").write_bytes(b"x")
+    code, out, err = run(capsys, "--server", "--dry-run")
+    assert code == 0 and "/models/a.gguf" in out and "the only model" in err
+    (clone / "models" / "b.gguf").write_bytes(b"x")
+    code, _, err = run(capsys, "--server", "--dry-run")
+    assert code == 1 and "there are several models" in err and "hint: llama-run --server a" in err
+    assert run(capsys, "--list-models")[1].splitlines()[1].split() == ["a", "0.00", "GB", "a.gguf"]
+
+
+def test_folder_that_is_no_clone_gives_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(tmp_path))
+    assert "is not a checkout of llama-run" in run(capsys, "--list-models")[2]
+
+
+def test_cli_page_differs_from_the_commands() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == cli_page(), "run `python -m pyrun.docs`"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (75, "1 min 15 s"), (3700, "1 h 1 min")])
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,173 @@
+"""The supervisor against a server that misbehaves: real processes, real signals, real HTTP."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers import free_port, is_running, wait_until
+
+from pyrun.errors import UserError
+from pyrun.server import restart
+from pyrun.server.supervisor import State, Supervisor, Watched
+
+FAKE = Path(__file__).resolve().parents[1] / "fakes" / "fake_server.py"
+
+
+class Run:
+    """A supervisor in a thread, with what it reported. Death of the parent is tested with a process of its own."""
+
+    def __init__(self, folder: Path, *flags: str, stop_seconds: float = 5.0) -> None:
+        self.port = free_port()
+        self.journal = folder / "journal"
+        self.log = folder / "server.log"
+        self.command = [sys.executable, str(FAKE), "--port", str(self.port), "--journal", str(self.journal), *flags]
+        self.states: list[tuple[State, str]] = []
+        self.error: UserError | None = None
+        watched = Watched(self.command, f"http://127.0.0.1:{self.port}/health", self.log, stop_seconds)
+        self.supervisor = Supervisor(watched, lambda state, detail: self.states.append((state, detail)))
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            self.supervisor.run()
+        except UserError as error:
+            self.error = error
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def wait_for(self, state: State, times: int = 1) -> None:
+        wait_until(lambda: [s for s, _ in self.states].count(state) >= times, 30, f"{state} x {times}")
+
+    def stop(self) -> None:
+        self.supervisor.stop()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+    def pids(self) -> list[int]:
+        return [int(line) for line in self.journal.read_text().split()] if self.journal.exists() else []
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    started: list[Run] = []
+
+    def make(*flags: str, stop_seconds: float = 5.0) -> Run:
+        started.append(Run(tmp_path, *flags, stop_seconds=stop_seconds))
+        started[-1].start()
+        return started[-1]
+
+    yield make
+    for one in started:
+        one.stop()
+        assert not any(is_running(pid) for pid in one.pids()), "a server was left behind"
+
+
+def test_slow_start_is_called_ready(run: Callable[..., Run]) -> None:
+    one = run("--load-seconds", "1")
+    one.wait_for(State.STARTING)
+    assert State.READY not in [state for state, _ in one.states]
+    one.wait_for(State.READY)
+    assert "fake: listening" in one.log.read_text()
+
+
+def test_stop_leaves_the_process(run: Callable[..., Run]) -> None:
+    one = run()
+    one.wait_for(State.READY)
+    one.stop()
+    assert [state for state, _ in one.states][-2:] == [State.STOPPING, State.STOPPED]
+    assert one.error is None and not is_running(one.pids()[0])
+
+
+def test_server_that_ignores_sigterm_stays(run: Callable[..., Run]) -> None:
+    one = run("--ignore-sigterm", stop_seconds=0.5)
+    one.wait_for(State.READY)
+    one.stop()
+    assert not is_running(one.pids()[0])
+
+
+def test_stop_during_the_start_hangs(run: Callable[..., Run]) -> None:
+    one = run("--load-seconds", "1000")
+    one.wait_for(State.STARTING)
+    one.stop()
+    assert one.error is None
+
+
+def test_killed_server_stays_down(run: Callable[..., Run]) -> None:
+    one = run()
+    one.wait_for(State.READY)
+    os.kill(one.pids()[0], signal.SIGKILL)
+    one.wait_for(State.READY, times=2)
+    assert (State.BACKOFF, "killed by SIGKILL; starting again in 0.5 s") in one.states
+    assert len(one.pids()) == 2
+
+
+def test_crashing_server_is_restarted_for_ever(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restart, "FIRST_DELAY", 0.05)
+    one = run("--crash-after", "0.1")
+    one.thread.join(30)
+    assert one.error is not None and "crashed 5 times in a minute, at last killed by SIGSEGV" in one.error.message
+    assert "fake: listening" in one.error.message, "the end of the log is shown"
+    assert len(one.pids()) == restart.MAX_CRASHES
+
+
+def test_server_that_refuses_its_model_is_started_again(run: Callable[..., Run]) -> None:
+    one = run("--exit-code", "1")
+    one.thread.join(30)
+    assert one.error is not None and "did not start (exit code 1)" in one.error.message
+    assert "fake: cannot load the model" in one.error.message
+    assert len(one.pids()) == 1
+
+
+def test_missing_binary_gives_a_traceback(tmp_path: Path) -> None:
+    watched = Watched([str(tmp_path / "none")], "http://127.0.0.1:1/health", tmp_path / "log")
+    with pytest.raises(UserError, match="cannot start .*none: No such file or directory"):
+        Supervisor(watched, lambda state, detail: None).run()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the death signal is a feature of Linux")
+def test_killed_launcher_leaves_its_server(tmp_path: Path) -> None:
+    journal, port = tmp_path / "journal", free_port()
+    launcher = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(f"""
+                from pathlib import Path
+                from pyrun.server.supervisor import Supervisor, Watched
+                command = [{sys.executable!r}, {str(FAKE)!r}, "--port", "{port}", "--journal", {str(journal)!r}]
+                watched = Watched(command, "http://127.0.0.1:{port}/health", Path({str(tmp_path / "log")!r}))
+                Supervisor(watched, lambda state, detail: print(state.value, flush=True)).run()
+            """),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    with launcher, launcher.stdout:
+        assert [launcher.stdout.readline().strip() for _ in range(2)] == ["starting", "ready"]
+        launcher.kill()
+    server = int(journal.read_text())
+    wait_until(lambda: not is_running(server), 5, "the server is gone")
+
+
+@pytest.mark.parametrize(
+    ("crashes", "now", "expected"),
+    [
+        ([10.0], 10.0, restart.Restart(0.5)),
+        ([10.0, 12.0], 12.0, restart.Restart(1.0)),
+        ([1.0, 2.0, 3.0, 4.0], 4.0, restart.Restart(4.0)),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 5.0, restart.GiveUp(5)),
+        ([1.0, 2.0, 3.0, 4.0, 70.0], 70.0, restart.Restart(0.5)),  # old crashes are forgiven
+    ],
+)
+def test_restart_policy(crashes: list[float], now: float, expected: object) -> None:
+    assert restart.after_crash(crashes, now) == expected
