@@ -89,4 +89,5 @@ class Weights:
 
 
 def _scale(gain: float, inputs: int) -> np.float32:
-    return np.float32(gain / math.sqrt(inputs))
+    scale: np.float32 = np.float32(gain / math.sqrt(inputs))
+    return scale
