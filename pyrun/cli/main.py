@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     cut = words.index("--") if "--" in words else len(words)
     own, extra = words[:cut], tuple(words[cut + 1 :])
+    # A polite kill ends like Ctrl-C: whatever was started is stopped first.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     try:
         cli.main(own, prog_name="llama-run", standalone_mode=False, obj=Invocation(extra))
     except UserError as error:
