@@ -1,0 +1,230 @@
+// Limits, and what the store remembers, against a naive model: a random run of 10,000 operations on a real folder that
+// is measured from outside, with reopening in between.
+#include "kvtier/file_names.h"
+#include "kvtier/store_testing.h"
+
+#include <cstdlib>
+#include <map>
+#include <set>
+
+#include <unistd.h>
+
+using namespace kvtier;
+using namespace kvtier::test;
+
+namespace {
+
+struct temp_folder {
+    std::string path;
+    temp_folder() {
+        char name[] = "/tmp/kvtier-test-XXXXXX";
+        path = ::mkdtemp(name);
+    }
+    ~temp_folder() { CHECK(remove_tree(posix_env(), path, nullptr).is_ok()); }
+};
+
+uint64_t measured(const std::string & path) {
+    uint64_t bytes = 0;
+    CHECK(measure_tree(posix_env(), path, bytes).is_ok());
+    return bytes;
+}
+
+// Measures the folder at every change of a file, so that a moment above the budget cannot hide between operations.
+class watching_env : public fault_env {
+public:
+    status rename(const std::string & from, const std::string & to) override {
+        check();
+        return fault_env::rename(from, to);
+    }
+    status sync_dir(const std::string & path) override {
+        check();
+        return fault_env::sync_dir(path);
+    }
+
+    uint64_t highest = 0;
+
+private:
+    void check() { highest = std::max(highest, disk_bytes()); }
+};
+
+} // namespace
+
+TEST(the_budget_is_exceeded_on_a_real_disk) {
+    temp_folder   folder;
+    model         m;
+    m.bytes_per_token = 64;
+    store_options o = m.options();
+    o.root_dir          = folder.path + "/cache";
+    o.max_bytes         = 600 << 10;
+    o.ram_bytes         = 100 << 10;
+    o.max_conversations = 40;
+    random_source r{ 42 };
+    auto          s = open(posix_env(), o);
+
+    std::vector<std::vector<token>> talks; // the naive model: what was said, nothing about how it is stored
+    uint64_t n_restored = 0, n_evicted = 0, n_skipped = 0, highest = 0;
+    const std::vector<token> system = random_tokens(7, 64);
+    for (int step = 0; step < 10000; step++) {
+        const uint32_t what = r.below(100);
+        if (what < 45 || talks.empty()) {
+            std::vector<token> tokens;
+            if (talks.empty() || r.below(4) == 0) {
+                tokens = system;
+                append(tokens, r.next(), 1 + r.below(150));
+            } else {
+                tokens = talks[r.below(static_cast<uint32_t>(talks.size()))];
+                if (tokens.size() > 900 || r.below(8) == 0) {
+                    tokens.resize(1 + r.below(static_cast<uint32_t>(tokens.size())));
+                }
+                append(tokens, r.next(), 1 + r.below(60));
+            }
+            const status saved = m.save(*s, tokens, 64, r.below(5) != 0);
+            CHECK(saved.is_ok() || saved.is_no_space());
+            talks.push_back(tokens);
+            if (talks.size() > 100) {
+                talks.erase(talks.begin() + r.below(100));
+            }
+        } else if (what < 95) {
+            std::vector<token> tokens = talks[r.below(static_cast<uint32_t>(talks.size()))];
+            if (r.below(3) == 0) {
+                tokens[r.below(static_cast<uint32_t>(tokens.size()))] ^= 1;
+            }
+            n_restored += m.restore(*s, tokens) > 0;
+        } else if (what < 97) {
+            const auto list = s->list();
+            if (!list.empty()) {
+                uint64_t freed = 0;
+                CHECK(s->remove_conversation({}, list[r.below(static_cast<uint32_t>(list.size()))].hash, freed).is_ok());
+            }
+        } else if (what < 98) {
+            uint64_t freed = 0;
+            CHECK(s->gc(freed).is_ok());
+        } else if (what < 99) {
+            n_evicted += s->stats().values.evicted_segments;
+            n_skipped += s->stats().values.skipped_budget;
+            s = nullptr;
+            s = open(posix_env(), o);
+            CHECK(s->stats().values.damaged_total() == 0);
+        }
+        CHECK(s->stats().ram_bytes <= o.ram_bytes);
+        CHECK(s->stats().disk_bytes <= o.max_bytes);
+        CHECK(s->list().size() <= 40);
+        if (step % 10 == 0) {
+            const uint64_t bytes = measured(o.root_dir);
+            highest = std::max(highest, bytes);
+            CHECK(bytes <= o.max_bytes);
+            CHECK(s->stats().disk_bytes >= bytes);
+        }
+    }
+    std::printf("  highest %llu of %llu bytes; %llu restores, %llu segments evicted, %llu saves skipped\n",
+                static_cast<unsigned long long>(highest), static_cast<unsigned long long>(o.max_bytes),
+                static_cast<unsigned long long>(n_restored), static_cast<unsigned long long>(n_evicted),
+                static_cast<unsigned long long>(n_skipped));
+    CHECK(n_evicted > 100);
+    CHECK(n_restored > 1000);
+    o.max_bytes = 200 << 10; // a smaller budget holds from the moment of opening
+    s = nullptr;
+    s = open(posix_env(), o);
+    CHECK(measured(o.root_dir) <= o.max_bytes);
+    verify_report report;
+    CHECK(s->verify(report).is_ok());
+    CHECK(report.damaged.empty());
+}
+
+TEST(the_budget_is_exceeded_in_the_middle_of_a_write) {
+    model         m;
+    m.bytes_per_token = 64;
+    m.folded_size     = 3000;
+    store_options o = m.options();
+    o.max_bytes = 300 << 10;
+    watching_env  disk;
+    random_source r{ 1 };
+    auto          s = open(disk, o);
+    for (int step = 0; step < 300; step++) {
+        const std::vector<token> tokens = random_tokens(r.next(), 20 + r.below(800));
+        const status saved = m.save(*s, tokens, 16);
+        CHECK(saved.is_ok() || saved.is_no_space());
+        CHECK(m.restore(*s, tokens) == (saved.is_ok() ? tokens.size() : m.lookup(*s, tokens).n_tokens));
+    }
+    CHECK(disk.highest > o.max_bytes / 2);
+    CHECK(disk.highest <= o.max_bytes);
+}
+
+TEST(a_save_larger_than_the_budget_empties_the_store) {
+    fault_env     disk;
+    model         m;
+    store_options o = m.options();
+    o.max_bytes = 100 << 10;
+    auto s = open(disk, o);
+    const std::vector<token> small = random_tokens(1, 50);
+    CHECK(m.save(*s, small).is_ok());
+    m.bytes_per_token = 64 << 10;
+    CHECK(m.save(*s, random_tokens(2, 16)).is_no_space()); // one page of 1 MiB
+    CHECK(s->stats().values.skipped_budget == 1);
+    m.bytes_per_token = 8;
+    CHECK(m.restore(*s, small) == 50);
+}
+
+TEST(shared_pages_go_before_single_ones) {
+    fault_env     disk;
+    model         m;
+    m.bytes_per_token = 256;
+    store_options o = m.options();
+    o.max_bytes = 400 << 10;
+    const std::vector<token> system = random_tokens(1, 64);
+    auto s = open(disk, o);
+    std::vector<token> a = system, b = system;
+    append(a, 2, 64);
+    append(b, 3, 64);
+    CHECK(m.save(*s, a, 64).is_ok());
+    CHECK(m.save(*s, b, 64).is_ok());
+    for (uint64_t i = 0; i < 60; i++) {
+        disk.set_now_ms(1700000000000 + static_cast<int64_t>(i) * 60000);
+        CHECK(m.save(*s, random_tokens(100 + i, 64)).is_ok()); // single-use, and newer
+    }
+    CHECK(s->stats().values.evicted_segments > 20);
+    CHECK(m.lookup(*s, a).n_tokens >= 64);
+    CHECK(m.restore(*s, random_tokens(100, 64)) == 0);
+}
+
+TEST(an_entry_being_read_is_evicted) {
+    fault_env     disk;
+    model         m;
+    m.bytes_per_token = 256;
+    store_options o = m.options();
+    o.max_bytes = 200 << 10;
+    const std::vector<token> a = random_tokens(1, 64);
+    auto s = open(disk, o);
+    CHECK(m.save(*s, a).is_ok());
+    const match held = m.lookup(*s, a);
+    for (uint64_t i = 0; i < 40; i++) {
+        CHECK(m.save(*s, random_tokens(100 + i, 64)).is_ok());
+    }
+    loaded_state state;
+    CHECK(s->load(held, a.data(), a.size(), state).is_ok());
+    CHECK(m.is_right(state, a));
+}
+
+TEST(two_stores_of_a_process_share_no_budget) {
+    fault_env     disk;
+    model         m;
+    m.bytes_per_token = 256;
+    store_options o = m.options();
+    o.budget = std::make_shared<disk_budget>(300 << 10);
+    store_options draft = o;
+    draft.fingerprint[0] = 0xf2;
+    auto s = open(disk, o);
+    auto d = open(disk, draft);
+    for (uint64_t i = 0; i < 40; i++) {
+        CHECK(m.save(*s, random_tokens(100 + i, 64)).is_ok());
+        CHECK(disk.disk_bytes() <= 300 << 10);
+    }
+    CHECK(o.budget->used() <= o.budget->limit());
+    const uint64_t before = o.budget->used();
+    s = nullptr;
+    CHECK(o.budget->used() < before);
+}
+
+int main() {
+    return run_tests();
+}

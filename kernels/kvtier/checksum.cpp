@@ -1,0 +1,67 @@
+#include "kvtier/checksum.h"
+
+#include "kvtier/coding.h"
+
+namespace kvtier {
+
+// The five primes of the XXH64 specification.
+static constexpr uint64_t prime_1 = 0x9E3779B185EBCA87;
+static constexpr uint64_t prime_2 = 0xC2B2AE3D27D4EB4F;
+static constexpr uint64_t prime_3 = 0x165667B19E3779F9;
+static constexpr uint64_t prime_4 = 0x85EBCA77C2B2AE63;
+static constexpr uint64_t prime_5 = 0x27D4EB2F165667C5;
+
+static uint64_t rotate_left(uint64_t value, int by) {
+    return value << by | value >> (64 - by);
+}
+
+static uint64_t absorb(uint64_t lane, uint64_t word) {
+    return rotate_left(lane + word * prime_2, 31) * prime_1;
+}
+
+static uint64_t merge(uint64_t hash, uint64_t lane) {
+    return (hash ^ absorb(0, lane)) * prime_1 + prime_4;
+}
+
+uint64_t checksum64(const void * data, size_t size, uint64_t seed) {
+    const uint8_t * at   = static_cast<const uint8_t *>(data);
+    size_t          left = size;
+    uint64_t        hash;
+
+    if (size >= 32) {
+        // Four independent lanes, so that the multiplications overlap.
+        uint64_t a = seed + prime_1 + prime_2;
+        uint64_t b = seed + prime_2;
+        uint64_t c = seed;
+        uint64_t d = seed - prime_1;
+        for (; left >= 32; left -= 32, at += 32) {
+            a = absorb(a, load_le<uint64_t>(at));
+            b = absorb(b, load_le<uint64_t>(at + 8));
+            c = absorb(c, load_le<uint64_t>(at + 16));
+            d = absorb(d, load_le<uint64_t>(at + 24));
+        }
+        hash = rotate_left(a, 1) + rotate_left(b, 7) + rotate_left(c, 12) + rotate_left(d, 18);
+        hash = merge(merge(merge(merge(hash, a), b), c), d);
+    } else {
+        hash = seed + prime_5;
+    }
+    hash += static_cast<uint64_t>(size);
+
+    for (; left >= 8; left -= 8, at += 8) {
+        hash = rotate_left(hash ^ absorb(0, load_le<uint64_t>(at)), 27) * prime_1 + prime_4;
+    }
+    if (left >= 4) {
+        hash = rotate_left(hash ^ load_le<uint32_t>(at) * prime_1, 23) * prime_2 + prime_3;
+        left -= 4;
+        at   += 4;
+    }
+    for (; left > 0; left--, at++) {
+        hash = rotate_left(hash ^ *at * prime_5, 11) * prime_1;
+    }
+
+    hash = (hash ^ hash >> 33) * prime_2;
+    hash = (hash ^ hash >> 29) * prime_3;
+    return hash ^ hash >> 32;
+}
+
+} // namespace kvtier

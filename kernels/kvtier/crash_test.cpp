@@ -1,0 +1,187 @@
+// Power cuts. A save is cut at every single call it makes to the disk; what was not synced is dropped in three ways.
+// Then the store must open, everything committed before must restore, and whatever else is found must be right.
+#include "kvtier/store_testing.h"
+
+#include <functional>
+
+using namespace kvtier;
+using namespace kvtier::test;
+
+namespace {
+
+const cut_mode modes[] = { cut_mode::strict, cut_mode::names_first, cut_mode::torn };
+
+struct scene {
+    model                           m;
+    store_options                   options;
+    std::vector<std::vector<token>> committed; // must survive, whole
+    std::vector<std::vector<token>> possible;  // may be found in part; never wrong
+};
+
+// Prepares a disk once, then cuts `action` at each of its calls. `lossy`: the action may evict, so nothing committed is
+// promised to be whole, only to be right.
+void cut_everywhere(const scene & sc, const std::function<void(store &)> & prepare,
+                    const std::function<bool(store &)> & action, bool lossy = false) {
+    fault_env base;
+    {
+        auto s = open(base, sc.options);
+        prepare(*s);
+    }
+    size_t n_cuts = 0;
+    for (fault what : { fault::cut, fault::kill }) {
+        for (cut_mode mode : modes) {
+            if (what == fault::kill && mode != cut_mode::strict) {
+                continue;
+            }
+            for (size_t n = 1;; n++) {
+                auto disk = base.clone();
+                bool done = false;
+                bool met;
+                {
+                    auto s = open(*disk, sc.options);
+                    disk->reset_calls();
+                    disk->fail_at(n, what);
+                    done = action(*s);
+                    met  = disk->calls() >= n;
+                    disk->fail_at(1, what); // whatever closing would still write is lost as well
+                }
+                disk->power_cut(mode);
+                n_cuts++;
+                for (int again = 0; again < 2; again++) { // recovery itself leaves a sound store
+                    auto s = open(*disk, sc.options);
+                    for (const auto & tokens : sc.committed) {
+                        const size_t found = sc.m.restore(*s, tokens);
+                        CHECK(lossy || found == tokens.size());
+                    }
+                    for (const auto & tokens : sc.possible) {
+                        const size_t found = sc.m.restore(*s, tokens);
+                        CHECK(lossy || !done || found == tokens.size());
+                    }
+                    verify_report report;
+                    CHECK(s->verify(report).is_ok());
+                    const auto values = s->stats().values;
+                    // A cut leaves unfinished files, not damaged ones, except the index that is not synced.
+                    for (const damage_note & note : report.damaged) {
+                        CHECK(note.path.find("index.bin") != std::string::npos);
+                    }
+                    CHECK(values.load_failures == 0);
+                    CHECK(counts_what_is_there(*s, *disk));
+                    for (const std::string & path : disk->files()) {
+                        CHECK(path.find("tmp-") == std::string::npos);
+                    }
+                }
+                if (!met) {
+                    break;
+                }
+            }
+        }
+    }
+    std::printf("  %zu cuts\n", n_cuts);
+}
+
+} // namespace
+
+TEST(a_cut_during_a_save_loses_what_was_committed) {
+    scene sc;
+    sc.m.folded_size = 64;
+    sc.options = sc.m.options();
+    sc.options.segment_bytes = 300; // several files in one save
+    std::vector<token> tokens = random_tokens(1, 50);
+    sc.committed.push_back(tokens);
+    sc.committed.push_back(random_tokens(7, 40));
+    append(tokens, 2, 60);
+    sc.possible.push_back(tokens);
+    cut_everywhere(sc,
+        [&](store & s) {
+            for (const auto & t : sc.committed) {
+                CHECK(sc.m.save(s, t).is_ok());
+            }
+        },
+        [&](store & s) { return sc.m.save(s, tokens, 20, true, { 20, 70 }).is_ok(); });
+}
+
+TEST(a_cut_during_the_first_save_of_a_user_breaks_the_store) {
+    scene sc;
+    sc.m.user  = "somebody";
+    sc.options = sc.m.options();
+    sc.possible.push_back(random_tokens(1, 50));
+    cut_everywhere(sc, [](store &) {}, [&](store & s) { return sc.m.save(s, sc.possible[0]).is_ok(); });
+}
+
+TEST(a_cut_during_eviction_leaves_a_checkpoint_without_its_pages) {
+    scene sc;
+    sc.options = sc.m.options();
+    sc.options.max_bytes = 15 * disk_block;
+    std::vector<std::vector<token>> old;
+    for (uint64_t i = 0; i < 3; i++) {
+        old.push_back(random_tokens(i, 60));
+    }
+    sc.committed = old;
+    sc.possible.push_back(random_tokens(9, 100));
+    cut_everywhere(sc,
+        [&](store & s) {
+            for (const auto & t : old) {
+                CHECK(sc.m.save(s, t).is_ok());
+            }
+        },
+        [&](store & s) {
+            const bool ok = sc.m.save(s, sc.possible[0]).is_ok();
+            return ok && s.stats().values.evicted_segments > 0;
+        }, true);
+}
+
+TEST(a_cut_during_removal_leaves_half_a_conversation) {
+    scene sc;
+    sc.options = sc.m.options();
+    std::vector<token> a = random_tokens(1, 50), b = random_tokens(2, 50);
+    sc.committed.push_back(a);
+    std::vector<token> gone = b;
+    append(gone, 3, 30);
+    cut_everywhere(sc,
+        [&](store & s) {
+            CHECK(sc.m.save(s, a).is_ok());
+            CHECK(sc.m.save(s, b).is_ok());
+            CHECK(sc.m.save(s, gone).is_ok());
+        },
+        [&](store & s) {
+            uint64_t freed = 0;
+            const bool one = s.remove_conversation({}, conversation_hash(gone.data(), gone.size()), freed).is_ok();
+            return one && s.remove_conversation({}, conversation_hash(b.data(), b.size()), freed).is_ok();
+        });
+}
+
+TEST(a_cut_while_opening_loses_what_was_committed) {
+    const model m;
+    const std::vector<token> tokens = random_tokens(1, 50);
+    fault_env base;
+    {
+        auto s = open(base, m.options());
+        CHECK(m.save(*s, tokens).is_ok());
+        CHECK(m.save(*s, random_tokens(2, 50)).is_ok());
+    }
+    // Something to clean up: an unfinished file and a damaged one.
+    const std::string folder = "/cache/" + std::string("f1") + std::string(30, '0') + "/pages/";
+    base.put(folder + "tmp-9", "half");
+    base.put(folder + "00000000000000aa.seg", "noise");
+    for (cut_mode mode : modes) {
+        for (size_t n = 1;; n++) {
+            auto disk = base.clone();
+            disk->fail_at(n, fault::cut);
+            std::unique_ptr<store> s;
+            const bool opened = store::open(*disk, m.options(), s).is_ok();
+            const bool met    = disk->calls() >= n;
+            s = nullptr;
+            disk->power_cut(mode);
+            s = open(*disk, m.options());
+            CHECK(m.restore(*s, tokens) == 50);
+            if (!met) {
+                CHECK(opened);
+                break;
+            }
+        }
+    }
+}
+
+int main() {
+    return run_tests();
+}

@@ -1,0 +1,103 @@
+// Everything the store asks of the operating system: files, folders, one lock, free space and the time.
+//
+// The store calls nothing else, so that a test can stand in for the disk: see fault_env.h. Paths are plain strings made
+// by file_names.h. Links are never followed below the root and special files are never opened.
+//
+// Thread safety: an env and a readable_file may be used by several threads at once; a writable_file by one at a time.
+#pragma once
+
+#include "kvtier/status.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace kvtier {
+
+struct span {
+    void * data;
+    size_t size;
+};
+
+struct const_span {
+    const void * data;
+    size_t       size;
+};
+
+enum class file_type : uint8_t { file, folder, other };
+
+struct dir_entry {
+    std::string name;
+    file_type   type;
+    uint64_t    size; // of a file; 0 for the rest
+    int64_t     modified_ms;
+};
+
+class readable_file {
+public:
+    virtual ~readable_file() = default;
+
+    virtual uint64_t size() const = 0;
+
+    // Fills all parts, one after the other, from offset on. An end of file before that is corrupt (truncated).
+    virtual status read(uint64_t offset, const span * parts, size_t n_parts) const = 0;
+
+    // Tells the kernel that these bytes are wanted soon. Only a hint.
+    virtual void will_need(uint64_t offset, uint64_t size) const = 0;
+};
+
+class writable_file {
+public:
+    virtual ~writable_file() = default; // closes; what was not synced may be lost
+
+    virtual status append(const const_span * parts, size_t n_parts) = 0;
+    virtual status sync() = 0;
+    virtual status close() = 0;
+};
+
+// Held while the object lives.
+class file_lock {
+public:
+    virtual ~file_lock() = default;
+};
+
+class env {
+public:
+    virtual ~env() = default;
+
+    // Miss when there is nothing, corrupt (wrong_type) when it is not a plain file.
+    virtual status open_file(const std::string & path, std::unique_ptr<readable_file> & out) = 0;
+
+    // Makes a new file, 0600; io_error when the name is taken.
+    virtual status create_file(const std::string & path, std::unique_ptr<writable_file> & out) = 0;
+
+    // Folders are made 0700; ok when a folder is there already.
+    virtual status make_dir(const std::string & path) = 0;
+    virtual status list_dir(const std::string & path, std::vector<dir_entry> & out) = 0;
+    virtual status sync_dir(const std::string & path) = 0;
+
+    virtual status rename(const std::string & from, const std::string & to) = 0;
+    virtual status remove_file(const std::string & path) = 0; // a link is removed, not what it points to
+    virtual status remove_dir(const std::string & path) = 0;  // empty ones only
+
+    // Busy, naming the holder's process id, when another store has it.
+    virtual status lock_file(const std::string & path, std::unique_ptr<file_lock> & out) = 0;
+
+    virtual status free_space(const std::string & path, uint64_t & out) = 0;
+
+    virtual int64_t now_ms() = 0; // wall clock, since 1970
+};
+
+// The real one. Never destroyed.
+env & posix_env();
+
+// Disk space that a tree of files takes, with folders, counted as the store counts it (see disk_size in budget.h).
+// Links are counted, never followed.
+status measure_tree(env & e, const std::string & path, uint64_t & bytes);
+
+// Removes a tree; links in it are removed, never followed. bytes, if given, grows by what was freed.
+status remove_tree(env & e, const std::string & path, uint64_t * bytes);
+
+} // namespace kvtier

@@ -1,0 +1,176 @@
+// The real file system: links, folders, pipes, locks, permissions. And the checksum, which is pure.
+#include "kvtier/checksum.h"
+#include "kvtier/file_names.h"
+#include "kvtier/store_testing.h"
+
+#include <chrono>
+#include <cstdlib>
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+using namespace kvtier;
+using namespace kvtier::test;
+
+namespace {
+
+struct temp_folder {
+    std::string path;
+    temp_folder() {
+        char name[] = "/tmp/kvtier-test-XXXXXX";
+        path = ::mkdtemp(name);
+    }
+    ~temp_folder() { CHECK(remove_tree(posix_env(), path, nullptr).is_ok()); }
+};
+
+} // namespace
+
+TEST(checksum_differs_from_xxh64) {
+    CHECK(checksum64("", 0) == 0xef46db3751d8e999);
+    CHECK(checksum64("a", 1) == 0xd24ec4f1a98c6e5b);
+    CHECK(checksum64("abc", 3) == 0x44bc2cf5ad770999);
+    const std::string text = "Nobody inspects the spammish repetition"; // 39 bytes: lanes, words and the rest
+    CHECK(checksum64(text.data(), text.size()) == 0xfbcea83c8a378bf1);
+    CHECK(checksum64("a", 1, 1) != checksum64("a", 1, 0));
+}
+
+TEST(a_link_is_followed) {
+    temp_folder folder;
+    env &       e = posix_env();
+    CHECK(::symlink("/etc/passwd", (folder.path + "/link").c_str()) == 0);
+    CHECK(::symlink("/etc", (folder.path + "/dir").c_str()) == 0);
+    CHECK(::mkfifo((folder.path + "/pipe").c_str(), 0600) == 0);
+    CHECK(e.make_dir(folder.path + "/folder").is_ok());
+    for (const char * name : { "/link", "/pipe", "/folder" }) {
+        std::unique_ptr<readable_file> file;
+        const status s = e.open_file(folder.path + name, file);
+        CHECK(s.is_corrupt() && s.reason() == damage::wrong_type);
+    }
+    CHECK(e.make_dir(folder.path + "/dir").is_corrupt());
+    std::unique_ptr<writable_file> out;
+    CHECK(!e.create_file(folder.path + "/link", out).is_ok());
+    std::unique_ptr<readable_file> file;
+    CHECK(e.open_file(folder.path + "/nothing", file).is_miss());
+    uint64_t bytes = 0;
+    CHECK(measure_tree(e, folder.path, bytes).is_ok());
+    CHECK(bytes == 2 * disk_block); // /etc is not ours
+}
+
+TEST(files_are_readable_by_others) {
+    temp_folder folder;
+    model       m;
+    m.user = "u";
+    m.folded_size = 10;
+    store_options o = m.options();
+    o.root_dir = folder.path + "/cache";
+    ::umask(0);
+    auto s = open(posix_env(), o);
+    CHECK(m.save(*s, random_tokens(1, 40)).is_ok());
+    std::vector<std::string> folders = { o.root_dir };
+    size_t                   n_files = 0;
+    while (!folders.empty()) {
+        const std::string      at = folders.back();
+        std::vector<dir_entry> entries;
+        folders.pop_back();
+        CHECK(posix_env().list_dir(at, entries).is_ok());
+        struct stat info;
+        CHECK(::stat(at.c_str(), &info) == 0 && (info.st_mode & 0777) == 0700);
+        for (const dir_entry & entry : entries) {
+            if (entry.type == file_type::folder) {
+                folders.push_back(at + "/" + entry.name);
+            } else {
+                n_files++;
+                CHECK(::stat((at + "/" + entry.name).c_str(), &info) == 0 && (info.st_mode & 0777) == 0600);
+            }
+        }
+    }
+    CHECK(n_files == 6);
+}
+
+TEST(a_second_process_gets_in) {
+    temp_folder   folder;
+    model         m;
+    store_options o = m.options();
+    o.root_dir = folder.path + "/cache";
+    auto s = open(posix_env(), o);
+    std::fflush(stdout);
+    const pid_t child = ::fork();
+    if (child == 0) {
+        std::unique_ptr<store> other;
+        const status got = store::open(posix_env(), o, other);
+        const std::string holder = "process " + std::to_string(static_cast<long>(::getppid()));
+        ::_exit(got.is_busy() && got.message().find(holder) != std::string::npos ? 0 : 1);
+    }
+    int how = 0;
+    CHECK(::waitpid(child, &how, 0) == child && WIFEXITED(how) && WEXITSTATUS(how) == 0);
+    s = nullptr;
+    s = open(posix_env(), o); // given back
+    CHECK(s != nullptr);
+}
+
+TEST(a_folder_without_permission_is_a_crash) {
+    if (::geteuid() == 0) {
+        return; // root may do everything
+    }
+    temp_folder   folder;
+    model         m;
+    store_options o = m.options();
+    o.root_dir = folder.path + "/cache";
+    CHECK(::chmod(folder.path.c_str(), 0500) == 0);
+    std::unique_ptr<store> s;
+    const status got = store::open(posix_env(), o, s);
+    CHECK(got.is_io_error() && got.message().find("ermission") != std::string::npos);
+    CHECK(::chmod(folder.path.c_str(), 0700) == 0);
+}
+
+TEST(large_reads_and_writes_are_cut_wrongly) {
+    temp_folder folder;
+    env &       e = posix_env();
+    std::vector<std::vector<uint8_t>> parts;
+    std::vector<const_span>           out;
+    for (size_t i = 0; i < 1300; i++) { // more than one writev takes, with empty ones in between
+        parts.emplace_back(i % 5 == 0 ? 0 : i * 7, static_cast<uint8_t>(i));
+    }
+    for (const auto & p : parts) {
+        out.push_back({ p.data(), p.size() });
+    }
+    std::unique_ptr<writable_file> w;
+    CHECK(e.create_file(folder.path + "/f", w).is_ok());
+    CHECK(w->append(out.data(), out.size()).is_ok());
+    CHECK(w->sync().is_ok() && w->close().is_ok());
+    std::vector<std::vector<uint8_t>> back;
+    std::vector<span>                 in;
+    for (const auto & p : parts) {
+        back.emplace_back(p.size());
+    }
+    for (auto & p : back) {
+        in.push_back({ p.data(), p.size() });
+    }
+    std::unique_ptr<readable_file> r;
+    CHECK(e.open_file(folder.path + "/f", r).is_ok());
+    r->will_need(0, r->size());
+    CHECK(r->read(0, in.data(), in.size()).is_ok());
+    CHECK(back == parts);
+    CHECK(r->read(1, in.data(), in.size()).is_corrupt());
+}
+
+TEST(names_take_what_they_did_not_give) {
+    uint64_t id     = 0;
+    uint32_t number = 0;
+    key      k;
+    CHECK(names::parse_segment(names::segment(0x1234), id) && id == 0x1234);
+    CHECK(names::parse_checkpoint(names::checkpoint(17), number) && number == 17);
+    CHECK(names::parse_anchor(names::anchor(user_key("x")), k) && k == user_key("x"));
+    for (const char * bad : { "", ".seg", "123.seg", "00000000000000FF.seg", "00000000000000ffx.seg", "0000000000000g00.seg" }) {
+        CHECK(!names::parse_segment(bad, id));
+    }
+    for (const char * bad : { "ckpt-.bin", "ckpt-01.bin", "ckpt--1.bin", "ckpt-1.bin2", "ckpt-9999999999.bin", "ckpt-1a.bin" }) {
+        CHECK(!names::parse_checkpoint(bad, number));
+    }
+    CHECK(user_key("") == key{});
+}
+
+int main() {
+    return run_tests();
+}

@@ -1,0 +1,137 @@
+#include "kvtier/file_names.h"
+
+#include "kvtier/blake2b.h"
+
+#include <cstring>
+
+namespace kvtier {
+
+static constexpr char domain_user[] = "llama-run user 1";
+static constexpr char digits[]      = "0123456789abcdef";
+
+key user_key(const std::string & user) {
+    key out{};
+    if (!user.empty()) {
+        blake2b hash(out.size());
+        hash.update(domain_user, std::strlen(domain_user));
+        hash.update(user.data(), user.size());
+        hash.finish(out.data());
+    }
+    return out;
+}
+
+static int digit_value(char c) {
+    const char * found = c == '\0' ? nullptr : std::strchr(digits, c);
+    return found == nullptr ? -1 : static_cast<int>(found - digits);
+}
+
+std::string hex(const key & k) {
+    std::string out;
+    for (uint8_t byte : k) {
+        out += digits[byte >> 4];
+        out += digits[byte & 15];
+    }
+    return out;
+}
+
+std::string hex(uint64_t value) {
+    std::string out;
+    for (int shift = 60; shift >= 0; shift -= 4) {
+        out += digits[value >> shift & 15];
+    }
+    return out;
+}
+
+bool parse_hex(const std::string & text, key & out) {
+    if (text.size() != 2 * out.size()) {
+        return false;
+    }
+    for (size_t i = 0; i < out.size(); i++) {
+        const int high = digit_value(text[2 * i]);
+        const int low  = digit_value(text[2 * i + 1]);
+        if (high < 0 || low < 0) {
+            return false;
+        }
+        out[i] = static_cast<uint8_t>(high << 4 | low);
+    }
+    return true;
+}
+
+bool parse_hex(const std::string & text, uint64_t & out) {
+    if (text.size() != 16) {
+        return false;
+    }
+    out = 0;
+    for (char c : text) {
+        const int value = digit_value(c);
+        if (value < 0) {
+            return false;
+        }
+        out = out << 4 | static_cast<uint64_t>(value);
+    }
+    return true;
+}
+
+namespace names {
+
+static constexpr char segment_suffix[]    = ".seg";
+static constexpr char anchor_suffix[]     = ".anc";
+static constexpr char checkpoint_prefix[] = "ckpt-";
+static constexpr char checkpoint_suffix[] = ".bin";
+
+// The part between prefix and suffix, or nothing.
+static std::string middle(const std::string & name, const std::string & prefix, const std::string & suffix) {
+    if (name.size() < prefix.size() + suffix.size() || name.compare(0, prefix.size(), prefix) != 0 ||
+        name.compare(name.size() - suffix.size(), suffix.size(), suffix) != 0) {
+        return "";
+    }
+    return name.substr(prefix.size(), name.size() - prefix.size() - suffix.size());
+}
+
+std::string join(const std::string & folder, const std::string & name) {
+    return folder + "/" + name;
+}
+
+std::string parent(const std::string & path) {
+    const size_t slash = path.find_last_of('/');
+    return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+std::string name_space_dir(const std::string & model_dir, const key & name_space) {
+    return name_space == key{} ? model_dir : model_dir + "/" + users + "/" + hex(name_space);
+}
+
+std::string segment(uint64_t id)         { return hex(id) + segment_suffix; }
+std::string anchor(const key & k)        { return hex(k) + anchor_suffix; }
+std::string checkpoint(uint32_t number)  { return checkpoint_prefix + std::to_string(number) + checkpoint_suffix; }
+std::string temp(uint64_t number)        { return temp_prefix + std::to_string(number); }
+
+bool parse_segment(const std::string & name, uint64_t & id) {
+    return parse_hex(middle(name, "", segment_suffix), id);
+}
+
+bool parse_anchor(const std::string & name, key & k) {
+    return parse_hex(middle(name, "", anchor_suffix), k);
+}
+
+bool parse_checkpoint(const std::string & name, uint32_t & number) {
+    const std::string text = middle(name, checkpoint_prefix, checkpoint_suffix);
+    if (text.empty() || text.size() > 9 || (text[0] == '0' && text.size() > 1)) {
+        return false;
+    }
+    number = 0;
+    for (char c : text) {
+        if (c < '0' || c > '9') {
+            return false;
+        }
+        number = number * 10 + static_cast<uint32_t>(c - '0');
+    }
+    return true;
+}
+
+bool is_temp(const std::string & name) {
+    return name.compare(0, std::strlen(temp_prefix), temp_prefix) == 0;
+}
+
+} // namespace names
+} // namespace kvtier

@@ -1,0 +1,59 @@
+// The one place that names files.
+//
+//   <root>/CACHEDIR.TAG
+//   <root>/<fingerprint>/lock
+//   <root>/<fingerprint>/pages/<id>.seg             segments
+//   <root>/<fingerprint>/anchors/<key>.anc          anchors
+//   <root>/<fingerprint>/<conv_hash>/ckpt-<N>.bin   checkpoints, index.bin beside them
+//   <root>/<fingerprint>/quarantine/                damaged files, set aside
+//   <root>/<fingerprint>/u/<user>/                  pages, anchors and conversations of one user
+//
+// Every variable part is a number or a hash in hex: no client's string ever becomes part of a path. Files being written
+// are called tmp-<number> until they are complete.
+#pragma once
+
+#include "kvtier/keys.h"
+
+#include <cstdint>
+#include <string>
+
+namespace kvtier {
+
+// Hash of a user id: the name of its folder. The empty id is the anonymous user, all zeros, and has no folder.
+key user_key(const std::string & user);
+
+std::string hex(const key & k);
+std::string hex(uint64_t value); // 16 digits
+bool        parse_hex(const std::string & text, key & out);
+bool        parse_hex(const std::string & text, uint64_t & out);
+
+namespace names {
+
+constexpr char tag_file[]    = "CACHEDIR.TAG";
+constexpr char lock_file[]   = "lock";
+constexpr char pages[]       = "pages";
+constexpr char anchors[]     = "anchors";
+constexpr char quarantine[]  = "quarantine";
+constexpr char users[]       = "u";
+constexpr char index_file[]  = "index.bin";
+constexpr char temp_prefix[] = "tmp-";
+
+// By convention (bford.info/cachedir) backup programs skip a folder that holds this.
+constexpr char tag_text[] = "Signature: 8a477f597d28d172789f06886806bc55\n"
+                            "# Model state kept by llama-run. It can be deleted while no server runs.\n";
+
+std::string join(const std::string & folder, const std::string & name);
+std::string parent(const std::string & path);
+std::string name_space_dir(const std::string & model_dir, const key & name_space);
+std::string segment(uint64_t id);
+std::string anchor(const key & k);
+std::string checkpoint(uint32_t number);
+std::string temp(uint64_t number);
+
+bool parse_segment(const std::string & name, uint64_t & id);
+bool parse_anchor(const std::string & name, key & k);
+bool parse_checkpoint(const std::string & name, uint32_t & number);
+bool is_temp(const std::string & name);
+
+} // namespace names
+} // namespace kvtier

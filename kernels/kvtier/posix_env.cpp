@@ -1,0 +1,395 @@
+#include "kvtier/env.h"
+
+#include "kvtier/budget.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+namespace kvtier {
+
+namespace {
+
+constexpr size_t max_parts = 512;          // of one readv or writev; below every system's IOV_MAX
+constexpr size_t max_call  = size_t(1) << 30; // Linux and macOS cut calls at 2 GiB; stay clear of it
+
+status from_errno(const std::string & path, const char * what, int code) {
+    const std::string text = path + ": " + what + ": " + std::strerror(code);
+    switch (code) {
+        case ENOENT:
+        case ENOTDIR: return status::miss(text);
+        case ENOSPC:
+        case EDQUOT:  return status::no_space(text);
+        case ELOOP:   return status::corrupt(damage::wrong_type, path + ": a link where a file belongs");
+        default:      return status::io_error(text);
+    }
+}
+
+class descriptor {
+public:
+    explicit descriptor(int fd) : fd(fd) {}
+    ~descriptor() { reset(); }
+    descriptor(const descriptor &) = delete;
+    descriptor & operator=(const descriptor &) = delete;
+
+    int get() const { return fd; }
+
+    int reset() {
+        const int result = fd >= 0 ? ::close(fd) : 0;
+        fd = -1;
+        return result;
+    }
+
+private:
+    int fd;
+};
+
+int open_retrying(const char * path, int flags, mode_t mode = 0) {
+    int fd;
+    do {
+        fd = ::open(path, flags | O_CLOEXEC, mode);
+    } while (fd < 0 && errno == EINTR);
+    return fd;
+}
+
+// Moves all parts through `call`, which takes an iovec array and the bytes done so far and returns as readv does.
+template <typename part, typename function>
+ssize_t transfer(const part * parts, size_t n_parts, function call) {
+    size_t  i_part = 0;
+    size_t  skip   = 0; // bytes of parts[i_part] that are done
+    ssize_t done   = 0;
+    while (i_part < n_parts) {
+        iovec  vec[max_parts];
+        int    n_vec = 0;
+        size_t total = 0;
+        for (size_t i = i_part; i < n_parts && n_vec < static_cast<int>(max_parts) && total < max_call; i++) {
+            const size_t from = i == i_part ? skip : 0;
+            const size_t size = std::min(parts[i].size - from, max_call - total);
+            vec[n_vec].iov_base = const_cast<char *>(static_cast<const char *>(parts[i].data)) + from;
+            vec[n_vec].iov_len  = size;
+            total += size;
+            n_vec++;
+        }
+        ssize_t n = total == 0 ? 0 : call(vec, n_vec, done);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n < 0) {
+            return -1;
+        }
+        if (n == 0 && total > 0) {
+            return done;
+        }
+        done += n;
+        size_t left = static_cast<size_t>(n);
+        while (i_part < n_parts && left >= parts[i_part].size - skip) {
+            left -= parts[i_part].size - skip;
+            skip  = 0;
+            i_part++;
+        }
+        skip += left;
+    }
+    return done;
+}
+
+class posix_readable : public readable_file {
+public:
+    posix_readable(std::string path, int fd) : path(std::move(path)), fd(fd) {}
+
+    uint64_t size() const override { return n; }
+
+    status read(uint64_t offset, const span * parts, size_t n_parts) const override {
+        size_t wanted = 0;
+        for (size_t i = 0; i < n_parts; i++) {
+            wanted += parts[i].size;
+        }
+        const ssize_t got = transfer(parts, n_parts, [&](const iovec * vec, int n_vec, ssize_t done) {
+            return ::preadv(fd.get(), vec, n_vec, static_cast<off_t>(offset) + done);
+        });
+        if (got < 0) {
+            return from_errno(path, "read", errno);
+        }
+        if (static_cast<size_t>(got) != wanted) {
+            return status::corrupt(damage::truncated, path + ": ends before " + std::to_string(offset + wanted));
+        }
+        return status::ok();
+    }
+
+    void will_need(uint64_t offset, uint64_t size) const override {
+#if defined(__APPLE__)
+        radvisory advice = { static_cast<off_t>(offset), static_cast<int>(std::min<uint64_t>(size, INT_MAX)) };
+        ::fcntl(fd.get(), F_RDADVISE, &advice);
+#elif defined(POSIX_FADV_WILLNEED)
+        ::posix_fadvise(fd.get(), static_cast<off_t>(offset), static_cast<off_t>(size), POSIX_FADV_WILLNEED);
+#else
+        (void) offset;
+        (void) size;
+#endif
+    }
+
+    uint64_t n = 0; // set once, by open_file
+
+private:
+    const std::string path;
+    const descriptor  fd;
+};
+
+class posix_writable : public writable_file {
+public:
+    posix_writable(std::string path, int fd) : path(std::move(path)), fd(fd) {}
+
+    status append(const const_span * parts, size_t n_parts) override {
+        size_t wanted = 0;
+        for (size_t i = 0; i < n_parts; i++) {
+            wanted += parts[i].size;
+        }
+        errno = 0;
+        const ssize_t put = transfer(parts, n_parts, [&](const iovec * vec, int n_vec, ssize_t) {
+            return ::writev(fd.get(), vec, n_vec);
+        });
+        if (put < 0 || static_cast<size_t>(put) != wanted) {
+            return from_errno(path, "write", errno != 0 ? errno : ENOSPC);
+        }
+        return status::ok();
+    }
+
+    status sync() override {
+#if defined(__APPLE__)
+        // fsync on macOS leaves data in the drive's cache.
+        if (::fcntl(fd.get(), F_FULLFSYNC) == 0) {
+            return status::ok();
+        }
+#endif
+        return ::fsync(fd.get()) == 0 ? status::ok() : from_errno(path, "fsync", errno);
+    }
+
+    status close() override {
+        return fd.reset() == 0 ? status::ok() : from_errno(path, "close", errno);
+    }
+
+private:
+    const std::string path;
+    descriptor        fd;
+};
+
+class posix_lock : public file_lock {
+public:
+    explicit posix_lock(int fd) : fd(fd) {}
+
+private:
+    descriptor fd; // closing it gives the lock back
+};
+
+class posix_env_impl : public env {
+public:
+    status open_file(const std::string & path, std::unique_ptr<readable_file> & out) override {
+        // O_NONBLOCK: opening a pipe that somebody put there must not wait for its writer.
+        const int fd = open_retrying(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+        if (fd < 0) {
+            return from_errno(path, "open", errno);
+        }
+        auto        file = std::make_unique<posix_readable>(path, fd);
+        struct stat info;
+        if (::fstat(fd, &info) != 0) {
+            return from_errno(path, "stat", errno);
+        }
+        if (!S_ISREG(info.st_mode)) {
+            return status::corrupt(damage::wrong_type, path + ": not a plain file");
+        }
+        file->n = static_cast<uint64_t>(info.st_size);
+        out = std::move(file);
+        return status::ok();
+    }
+
+    status create_file(const std::string & path, std::unique_ptr<writable_file> & out) override {
+        const int fd = open_retrying(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+        if (fd < 0) {
+            return from_errno(path, "create", errno);
+        }
+        out = std::make_unique<posix_writable>(path, fd);
+        return status::ok();
+    }
+
+    status make_dir(const std::string & path) override {
+        if (::mkdir(path.c_str(), 0700) == 0) {
+            return status::ok();
+        }
+        const int   code = errno;
+        struct stat info;
+        if (code == EEXIST && ::lstat(path.c_str(), &info) == 0) {
+            return S_ISDIR(info.st_mode) ? status::ok()
+                                         : status::corrupt(damage::wrong_type, path + ": not a folder");
+        }
+        return from_errno(path, "mkdir", code);
+    }
+
+    status list_dir(const std::string & path, std::vector<dir_entry> & out) override {
+        out.clear();
+        DIR * dir = ::opendir(path.c_str());
+        if (dir == nullptr) {
+            return from_errno(path, "open folder", errno);
+        }
+        status result = status::ok();
+        for (;;) {
+            errno = 0;
+            const dirent * found = ::readdir(dir);
+            if (found == nullptr) {
+                if (errno != 0) {
+                    result = from_errno(path, "read folder", errno);
+                }
+                break;
+            }
+            if (std::strcmp(found->d_name, ".") == 0 || std::strcmp(found->d_name, "..") == 0) {
+                continue;
+            }
+            struct stat info;
+            if (::fstatat(::dirfd(dir), found->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+                continue; // gone since
+            }
+            dir_entry entry;
+            entry.name        = found->d_name;
+            entry.type        = S_ISREG(info.st_mode) ? file_type::file
+                              : S_ISDIR(info.st_mode) ? file_type::folder : file_type::other;
+            entry.size        = S_ISREG(info.st_mode) ? static_cast<uint64_t>(info.st_size) : 0;
+            entry.modified_ms = static_cast<int64_t>(info.st_mtime) * 1000;
+            out.push_back(std::move(entry));
+        }
+        ::closedir(dir);
+        return result;
+    }
+
+    status sync_dir(const std::string & path) override {
+        const descriptor fd(open_retrying(path.c_str(), O_RDONLY | O_DIRECTORY));
+        if (fd.get() < 0) {
+            return from_errno(path, "open folder", errno);
+        }
+        // Some file systems cannot sync a folder and say EINVAL; they have nothing to sync.
+        return ::fsync(fd.get()) == 0 || errno == EINVAL ? status::ok() : from_errno(path, "fsync", errno);
+    }
+
+    status rename(const std::string & from, const std::string & to) override {
+        return ::rename(from.c_str(), to.c_str()) == 0 ? status::ok() : from_errno(from, "rename", errno);
+    }
+
+    status remove_file(const std::string & path) override {
+        return ::unlink(path.c_str()) == 0 ? status::ok() : from_errno(path, "remove", errno);
+    }
+
+    status remove_dir(const std::string & path) override {
+        return ::rmdir(path.c_str()) == 0 ? status::ok() : from_errno(path, "remove folder", errno);
+    }
+
+    status lock_file(const std::string & path, std::unique_ptr<file_lock> & out) override {
+        const int fd = open_retrying(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0600);
+        if (fd < 0) {
+            return from_errno(path, "open lock", errno);
+        }
+        auto lock = std::make_unique<posix_lock>(fd);
+        if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+            if (errno != EWOULDBLOCK) {
+                return from_errno(path, "lock", errno);
+            }
+            char          text[32] = {};
+            const ssize_t n        = ::pread(fd, text, sizeof(text) - 1, 0);
+            const long    pid      = n > 0 ? std::strtol(text, nullptr, 10) : 0;
+            return status::busy(path + ": held by process " + (pid > 0 ? std::to_string(pid) : "(unknown)"));
+        }
+        // Only for the message above: a failure to write it is no reason to refuse.
+        const std::string pid = std::to_string(static_cast<long>(::getpid())) + "\n";
+        if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, pid.data(), pid.size(), 0) < 0) {
+            errno = 0;
+        }
+        out = std::move(lock);
+        return status::ok();
+    }
+
+    status free_space(const std::string & path, uint64_t & out) override {
+        struct statvfs info;
+        if (::statvfs(path.c_str(), &info) != 0) {
+            return from_errno(path, "statvfs", errno);
+        }
+        out = static_cast<uint64_t>(info.f_bavail) * static_cast<uint64_t>(info.f_frsize);
+        return status::ok();
+    }
+
+    int64_t now_ms() override {
+        return std::chrono::duration_cast<std::chrono::milliseconds>(
+                   std::chrono::system_clock::now().time_since_epoch()).count();
+    }
+};
+
+} // namespace
+
+env & posix_env() {
+    static posix_env_impl * const instance = new posix_env_impl;
+    return *instance;
+}
+
+// Folders are taken from a list instead of by recursion: a hostile tree may be deeper than the stack.
+status measure_tree(env & e, const std::string & path, uint64_t & bytes) {
+    bytes = 0;
+    std::vector<std::string> folders = { path };
+    std::vector<dir_entry>   entries;
+    while (!folders.empty()) {
+        const std::string folder = std::move(folders.back());
+        folders.pop_back();
+        bytes += disk_block;
+        if (status s = e.list_dir(folder, entries); !s.is_ok() && !s.is_miss()) {
+            return s;
+        }
+        for (const dir_entry & entry : entries) {
+            if (entry.type == file_type::folder) {
+                folders.push_back(folder + "/" + entry.name);
+            } else {
+                bytes += disk_size(entry.size);
+            }
+        }
+    }
+    return status::ok();
+}
+
+status remove_tree(env & e, const std::string & path, uint64_t * bytes) {
+    std::vector<std::string> folders = { path };
+    std::vector<dir_entry>   entries;
+    for (size_t i = 0; i < folders.size(); i++) {
+        const std::string folder = folders[i];
+        if (status s = e.list_dir(folder, entries); !s.is_ok()) {
+            return s;
+        }
+        for (const dir_entry & entry : entries) {
+            const std::string child = folder + "/" + entry.name;
+            if (entry.type == file_type::folder) {
+                folders.push_back(child);
+                continue;
+            }
+            if (status s = e.remove_file(child); !s.is_ok() && !s.is_miss()) {
+                return s;
+            }
+            if (bytes != nullptr) {
+                *bytes += disk_size(entry.size);
+            }
+        }
+    }
+    for (size_t i = folders.size(); i-- > 0;) {
+        if (status s = e.remove_dir(folders[i]); !s.is_ok() && !s.is_miss()) {
+            return s;
+        }
+        if (bytes != nullptr) {
+            *bytes += disk_block;
+        }
+    }
+    return status::ok();
+}
+
+} // namespace kvtier

@@ -1,0 +1,179 @@
+#include "kvtier/prefix_index.h"
+
+#include <algorithm>
+
+namespace kvtier {
+
+static size_t length(const run * r) {
+    return r->p1 - r->p0;
+}
+
+static size_t common_prefix(const run * r, const token * tokens, size_t n_tokens) {
+    const size_t n = std::min(length(r), n_tokens);
+    return static_cast<size_t>(std::mismatch(r->tokens, r->tokens + n, tokens).first - r->tokens);
+}
+
+static bool token_order(const token * a, size_t n_a, const token * b, size_t n_b) {
+    return std::lexicographical_compare(a, a + n_a, b, b + n_b);
+}
+
+static bool run_order(const run * a, const run * b) {
+    return token_order(a->tokens, length(a), b->tokens, length(b));
+}
+
+std::vector<run *> & prefix_index::siblings(run & r) {
+    return r.parent != nullptr ? r.parent->children : chains[{ r.owner->name_space, r.owner->root }].children;
+}
+
+void prefix_index::attach(const std::vector<std::shared_ptr<segment>> & segments) {
+    size_t n_runs = 0;
+    for (const auto & s : segments) {
+        n_runs += s->runs.size();
+    }
+    std::vector<run *> pending;
+    pending.reserve(n_runs);
+    if (n_runs > by_key.size() / 2) {
+        by_key.reserve(by_key.size() + n_runs);
+    }
+    for (const auto & s : segments) {
+        for (run & r : s->runs) {
+            pending.push_back(&r);
+        }
+    }
+    // A parent starts before its child does.
+    std::stable_sort(pending.begin(), pending.end(), [](const run * a, const run * b) { return a->p0 < b->p0; });
+
+    for (run * r : pending) {
+        run * parent = nullptr;
+        if (r->p0 == 0) {
+            if (r->parent_key != r->owner->root) {
+                continue;
+            }
+        } else {
+            parent = find(r->parent_key);
+            if (parent == nullptr || parent->p1 != r->p0 || parent->owner->name_space != r->owner->name_space ||
+                parent->owner->root != r->owner->root) {
+                continue;
+            }
+        }
+        if (!by_key.emplace(r->k, r).second) {
+            continue;
+        }
+        r->parent   = parent;
+        r->attached = true;
+        r->owner->n_attached++;
+        if (parent != nullptr && parent->owner != r->owner) {
+            parent->owner->n_outer_children++;
+        }
+        std::vector<run *> & row = siblings(*r);
+        row.insert(std::upper_bound(row.begin(), row.end(), r, run_order), r);
+    }
+}
+
+void prefix_index::detach(segment & s, std::vector<run *> & out) {
+    const size_t first = out.size();
+    for (run & r : s.runs) {
+        if (r.attached) {
+            r.attached = false;
+            out.push_back(&r);
+        }
+    }
+    // Descendants in other segments go too: without their past they mean nothing.
+    for (size_t i = first; i < out.size(); i++) {
+        for (run * child : out[i]->children) {
+            if (child->attached) {
+                child->attached = false;
+                out.push_back(child);
+            }
+        }
+    }
+    for (size_t i = first; i < out.size(); i++) {
+        run * r = out[i];
+        by_key.erase(r->k);
+        std::vector<run *> & row = siblings(*r);
+        // Equal tokens mean an equal key, so the place is unique; a search keeps rows of thousands affordable.
+        const auto at = std::lower_bound(row.begin(), row.end(), r, run_order);
+        const auto it = std::find(at, row.end(), r);
+        if (it != row.end()) {
+            row.erase(it);
+        }
+        r->owner->n_attached--;
+        if (r->parent != nullptr && r->parent->owner != r->owner) {
+            r->parent->owner->n_outer_children--;
+        }
+        if (r->parent == nullptr && row.empty()) {
+            chains.erase({ r->owner->name_space, r->owner->root });
+        }
+    }
+    for (size_t i = first; i < out.size(); i++) {
+        out[i]->parent = nullptr;
+        out[i]->children.clear();
+    }
+}
+
+run * prefix_index::find(const key & k) const {
+    const auto it = by_key.find(k);
+    return it == by_key.end() ? nullptr : it->second;
+}
+
+walk_result prefix_index::walk(const key & name_space, const key & root, const token * tokens, size_t n_tokens,
+                               size_t limit) const {
+    walk_result out;
+    const auto  start = chains.find({ name_space, root });
+    if (start == chains.end()) {
+        return out;
+    }
+
+    const auto better = [&out](run * r, size_t n_common) {
+        if (n_common > out.n_common) {
+            out.n_common = static_cast<uint32_t>(n_common);
+            out.last     = r;
+        }
+    };
+
+    // Nodes to go on from. Usually one; more where a page is stored whole and in parts.
+    std::vector<run *> open = { nullptr };
+    while (!open.empty()) {
+        run * at = open.back();
+        open.pop_back();
+        const std::vector<run *> & row  = at == nullptr ? start->second.children : at->children;
+        const size_t               done = at == nullptr ? 0 : at->p1;
+        const token *              rest = tokens + done;
+
+        // Neighbours in the sorted row share the longest prefix with the prompt. Children that the prompt contains
+        // whole are prefixes of it and sort before it; each round looks for the longest one among those left.
+        size_t left = n_tokens - done;
+        auto   end  = row.end();
+        bool   first = true;
+        while (left > 0) {
+            const auto it = std::upper_bound(row.begin(), end, left, [rest](size_t n, const run * r) {
+                return token_order(rest, n, r->tokens, length(r));
+            });
+            if (first && it != row.end()) {
+                better(*it, done + common_prefix(*it, rest, left));
+            }
+            first = false;
+            if (it == row.begin()) {
+                break;
+            }
+            end = it - 1;
+            run *        child = *end;
+            const size_t n     = common_prefix(child, rest, left);
+            better(child, done + n);
+            if (n == length(child)) {
+                open.push_back(child);
+                out.whole.push_back(child);
+                if (child->anchored != nullptr && child->p1 <= limit &&
+                    (out.anchored == nullptr || child->p1 > out.anchored->p1)) {
+                    out.anchored = child;
+                }
+                left = n - 1;
+            } else {
+                left = n;
+            }
+        }
+    }
+    return out;
+}
+
+} // namespace kvtier

@@ -1,0 +1,88 @@
+// The result of everything in the store that can go wrong.
+//
+// Seven kinds, because callers do seven different things: use it, recompute, recompute and set a file aside, leave a
+// newer format alone, stop writing, report the disk, report the other process. Only ok restores. The message names the
+// file and the cause, for the log; the damage says under which reason a broken file is counted.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace kvtier {
+
+enum class status_kind : uint8_t { ok, miss, corrupt, incompatible, no_space, io_error, busy };
+
+// Why a file was refused. Each is counted apart: a disk that flips bits and a folder somebody copied call for
+// different help.
+enum class damage : uint8_t {
+    none,
+    truncated,    // shorter or longer than it says
+    bad_magic,    // not one of our files
+    bad_version,  // another format version
+    bad_checksum, // bytes changed
+    bad_length,   // a count or offset that contradicts itself
+    misplaced,    // sound, but its name, folder or model is another's
+    wrong_type,   // a folder, a link or a device where a file belongs
+    incomplete,   // a checkpoint that names state which is not there
+    n_kinds,
+};
+
+const char * damage_name(damage reason);
+
+class [[nodiscard]] status {
+public:
+    static status ok()                            { return {}; }
+    static status miss(std::string text)          { return { status_kind::miss, damage::none, std::move(text) }; }
+    static status no_space(std::string text)      { return { status_kind::no_space, damage::none, std::move(text) }; }
+    static status io_error(std::string text)      { return { status_kind::io_error, damage::none, std::move(text) }; }
+    static status busy(std::string text)          { return { status_kind::busy, damage::none, std::move(text) }; }
+    static status incompatible(std::string text)  { return { status_kind::incompatible, damage::bad_version, std::move(text) }; }
+    static status corrupt(damage why, std::string text) { return { status_kind::corrupt, why, std::move(text) }; }
+
+    bool is_ok()           const { return kind_ == status_kind::ok; }
+    bool is_miss()         const { return kind_ == status_kind::miss; }
+    bool is_corrupt()      const { return kind_ == status_kind::corrupt; }
+    bool is_incompatible() const { return kind_ == status_kind::incompatible; }
+    bool is_no_space()     const { return kind_ == status_kind::no_space; }
+    bool is_io_error()     const { return kind_ == status_kind::io_error; }
+    bool is_busy()         const { return kind_ == status_kind::busy; }
+
+    // The file itself is at fault: it should be set aside rather than tried again.
+    bool is_damaged()      const { return is_corrupt() || is_incompatible(); }
+
+    status_kind         kind()    const { return kind_; }
+    damage              reason()  const { return reason_; }
+    const std::string & message() const { return message_; }
+
+    // The same status with the file's name in front of its message.
+    status in(const std::string & path) const {
+        return is_ok() ? *this : status{ kind_, reason_, path + ": " + message_ };
+    }
+
+private:
+    status() = default;
+    status(status_kind kind, damage reason, std::string text) : kind_(kind), reason_(reason), message_(std::move(text)) {}
+
+    status_kind kind_   = status_kind::ok;
+    damage      reason_ = damage::none;
+    std::string message_;
+};
+
+inline const char * damage_name(damage reason) {
+    switch (reason) {
+        case damage::none:         return "none";
+        case damage::truncated:    return "truncated";
+        case damage::bad_magic:    return "bad_magic";
+        case damage::bad_version:  return "bad_version";
+        case damage::bad_checksum: return "bad_checksum";
+        case damage::bad_length:   return "bad_length";
+        case damage::misplaced:    return "misplaced";
+        case damage::wrong_type:   return "wrong_type";
+        case damage::incomplete:   return "incomplete";
+        case damage::n_kinds:      break;
+    }
+    return "unknown";
+}
+
+} // namespace kvtier

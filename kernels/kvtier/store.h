@@ -1,0 +1,179 @@
+// The store: state of one model on disk, with its RAM tier in front.
+//
+// Life of a request: lookup -> load -> touch when its prompt arrives; plan -> save when it has been evaluated (through
+// the writer, see writer.h). Files: see file_names.h and docs/formats.md.
+//
+// Thread safety: all functions may be called from any thread. lookup and plan touch memory only and are meant for the
+// inference thread; they wait for other threads only for the moment an index entry changes, never for a file. load
+// reads files and is meant for the worker that has the request; several may run at once. save, gc and the removals
+// write files one at a time and are meant for the writer thread or an idle store. No exception leaves this interface
+// except for lack of memory.
+#pragma once
+
+#include "kvtier/budget.h"
+#include "kvtier/buffer.h"
+#include "kvtier/codec.h"
+#include "kvtier/counters.h"
+#include "kvtier/env.h"
+#include "kvtier/keys.h"
+#include "kvtier/policy.h"
+#include "kvtier/search.h"
+#include "kvtier/status.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace kvtier {
+
+struct store_options {
+    std::string  root_dir;            // made if missing; its parent must exist
+    key          fingerprint{};
+    uint32_t     page_size = 256;
+    std::string  writer;              // version of llama-run, recorded in files
+    uint64_t     max_bytes = uint64_t(64) << 30;
+    std::shared_ptr<disk_budget> budget; // shared with other stores of the process; null: one of max_bytes
+    uint64_t     ram_bytes         = 0;
+    uint32_t     max_checkpoints   = 64;  // per conversation, oldest go
+    uint32_t     max_cold          = 32;  // of them cold
+    uint32_t     max_conversations = 256; // per namespace
+    uint32_t     max_anchors       = 16;  // per conversation
+    uint64_t     segment_bytes     = uint64_t(64) << 20; // larger saves are split into several files
+    uint32_t     n_read_threads    = 4;   // of one load
+    tier_windows windows;
+    bool         inspect = false;     // change nothing: damaged files are counted where they are
+};
+
+// Rows to be stored. plan() fills in everything but the data.
+struct save_run {
+    uint32_t p0 = 0;
+    uint32_t p1 = 0;
+    key      k{};
+    key      parent{};
+    blob     data;
+};
+
+struct save_anchor {
+    uint32_t n_tokens = 0;
+    key      k{};
+    blob     data;
+};
+
+struct save_request {
+    chain_root               root;
+    std::vector<token>       tokens;  // the whole sequence from position 0
+    std::vector<save_run>    runs;    // what is not stored yet
+    std::vector<save_anchor> anchors;
+    bool                     checkpoint = true;  // false: pages of a prompt whose answer is still being generated
+    bool                     folded     = false;
+    uint32_t                 n_static   = 0;     // tokens before the first user message
+    std::vector<role_mark>   roles;
+    std::string              backend;
+
+    uint64_t bytes() const; // of data it holds
+};
+
+struct plan_request {
+    chain_root            root;
+    const token *         tokens   = nullptr;
+    size_t                n_tokens = 0;
+    uint32_t              n_static = 0;  // a good place to cut: what follows is another conversation's own
+    std::vector<uint32_t> anchors;       // lengths at which folded state will be given
+};
+
+struct conversation_info {
+    key      name_space{};
+    uint64_t hash          = 0;
+    uint64_t turns         = 0; // checkpoints it has
+    uint32_t n_tokens      = 0; // of the newest
+    uint64_t bytes_own     = 0; // that nobody else uses: freed by removing it
+    uint64_t bytes_shared  = 0;
+    uint64_t hits          = 0;
+    tier     where         = tier::cold;
+    int64_t  created_ms    = 0; // of its oldest checkpoint
+    int64_t  last_used_ms  = 0;
+    std::string backend;
+};
+
+struct damage_note {
+    std::string path;
+    status      problem = status::ok();
+};
+
+struct verify_report {
+    uint64_t                 n_files = 0;
+    uint64_t                 n_bytes = 0;
+    std::vector<damage_note> damaged;
+};
+
+struct store_stats {
+    counter_values values;
+    uint64_t disk_bytes  = 0; // of the whole budget, other models included
+    uint64_t disk_limit  = 0;
+    uint64_t ram_bytes   = 0;
+    uint64_t ram_limit   = 0;
+    uint64_t index_bytes = 0; // RAM that the index takes, about
+    uint64_t n_runs      = 0;
+    uint64_t n_segments  = 0;
+    uint64_t n_anchors   = 0;
+    uint64_t n_conversations = 0;
+    uint64_t n_checkpoints   = 0;
+};
+
+struct store_state;
+
+class store {
+public:
+    // Takes the lock, removes unfinished files, sets damaged ones aside and learns what is there. Busy when another
+    // process has it. The env must outlive the store.
+    static status open(env & e, const store_options & options, std::unique_ptr<store> & out);
+
+    // Writes when things were last used, and gives the lock back. No call may be in progress.
+    ~store();
+
+    // lookup: the longest stored prefix that is of use.
+    match lookup(const lookup_request & request) const;
+
+    // restore: all bytes of a match, verified. Anything but ok means: use none of it. A damaged file is set aside
+    // first, so that the next lookup finds what is left.
+    status load(const match & m, const token * tokens, size_t n_tokens, loaded_state & out);
+
+    // Tells the kernel to read ahead what load will want.
+    void prefetch(const match & m);
+
+    // Counts a restore that was used: its objects become hot.
+    void touch(const match & m);
+
+    // persist: what of a sequence is not stored yet, cut where it has to be. `also` names keys on their way to disk.
+    save_request plan(const plan_request & request, const std::vector<save_run> & also = {}) const;
+
+    // Writes runs, then anchors, then the checkpoint; each is durable before the next. On failure nothing that was
+    // stored before is lost, and what was written so far of the request stays.
+    status save(const save_request & request);
+
+    status remove_conversation(const key & name_space, uint64_t hash, uint64_t & bytes_freed);
+    status remove_name_space(const key & name_space, uint64_t & bytes_freed);
+
+    // Removes what nothing can use: quarantine, runs without a past, anchors without a run. Enforces all limits.
+    status gc(uint64_t & bytes_freed);
+
+    // Reads every byte. Changes nothing.
+    status verify(verify_report & out);
+
+    std::vector<conversation_info> list() const;
+    std::vector<damage_note>       damaged() const; // found since opening
+    store_stats                    stats() const;
+    counters &                     count();
+    const store_options &          options() const;
+
+private:
+    explicit store(std::unique_ptr<store_state> state);
+
+    std::unique_ptr<store_state> state;
+};
+
+// Fingerprints that have a folder under root_dir.
+status list_models(env & e, const std::string & root_dir, std::vector<key> & out);
+
+} // namespace kvtier

@@ -1,0 +1,506 @@
+// Opening a store: learn what is there from the files themselves, and believe none of them unchecked.
+//
+// There is no catalogue that could be stale or lost. Heads of segments and anchors and all checkpoints are read; payload
+// is not, it is checked when it is used.
+#include "kvtier/store_state.h"
+
+#include <algorithm>
+
+namespace kvtier {
+
+// One read fetches the head of most files whole.
+static constexpr size_t first_read = 64 << 10;
+
+struct scan_result {
+    std::vector<std::shared_ptr<segment>> segments;
+    std::vector<std::shared_ptr<anchor>>  anchors;
+    std::vector<conversation_id>          conversations;
+};
+
+status store_state::read_head(const std::string & path, uint16_t kind, uint64_t & file_size,
+                              std::vector<uint8_t> & out) const {
+    std::unique_ptr<readable_file> file;
+    if (status s = e.open_file(path, file); !s.is_ok()) {
+        return s;
+    }
+    file_size = file->size();
+    out.resize(static_cast<size_t>(std::min<uint64_t>(file_size, first_read)));
+    span whole = { out.data(), out.size() };
+    if (status s = file->read(0, &whole, 1); !s.is_ok()) {
+        return s;
+    }
+    size_t head_size = 0;
+    if (status s = decode_head_size(out.data(), out.size(), kind, file_size, head_size); !s.is_ok()) {
+        return s.in(path);
+    }
+    const size_t have = out.size();
+    out.resize(head_size); // at most the size of the file
+    if (head_size > have) {
+        span rest = { out.data() + have, head_size - have };
+        return file->read(have, &rest, 1);
+    }
+    return status::ok();
+}
+
+// A file that cannot be used. Only damage moves it: a disk that fails to read today may read tomorrow.
+void store_state::refuse(const std::string & folder, const dir_entry & entry, const status & why) {
+    if (why.is_miss()) {
+        return;
+    }
+    const std::string path = names::join(folder, entry.name);
+    uint64_t          size = disk_size(entry.size);
+    if (entry.type == file_type::folder && !measure_tree(e, path, size).is_ok()) {
+        size = disk_block;
+    }
+    charge(size);
+    if (!why.is_damaged()) {
+        count.read_errors++;
+        return;
+    }
+    count.count_damage(why.reason());
+    note(path, why);
+    if (!options.inspect) {
+        set_aside(folder, entry.name, size);
+    }
+}
+
+void store_state::remove_unfinished(const std::string & folder, const dir_entry & entry) {
+    count.temporary_removed++;
+    if (options.inspect) {
+        charge(disk_size(entry.size));
+        return;
+    }
+    const std::string path = names::join(folder, entry.name);
+    const status s = entry.type == file_type::folder ? remove_tree(e, path, nullptr) : e.remove_file(path);
+    if (!s.is_ok() && !s.is_miss()) {
+        charge(disk_size(entry.size));
+    }
+}
+
+static status wrong_type() {
+    return status::corrupt(damage::wrong_type, "not a plain file");
+}
+
+static status misplaced(const char * what) {
+    return status::corrupt(damage::misplaced, what);
+}
+
+void store_state::scan_pages(const key & name_space, const std::string & folder, scan_result & found) {
+    std::vector<dir_entry> entries;
+    if (status s = e.list_dir(folder, entries); !s.is_ok()) {
+        count.read_errors += !s.is_miss();
+        return;
+    }
+    std::vector<uint8_t> bytes;
+    for (const dir_entry & entry : entries) {
+        uint64_t id = 0;
+        if (names::is_temp(entry.name)) {
+            remove_unfinished(folder, entry);
+            continue;
+        }
+        if (!names::parse_segment(entry.name, id)) {
+            refuse(folder, entry, misplaced("not the name of a segment"));
+            continue;
+        }
+        next_segment = std::max(next_segment, id + 1);
+        if (entry.type != file_type::file) {
+            refuse(folder, entry, wrong_type());
+            continue;
+        }
+        const std::string path = names::join(folder, entry.name);
+        segment_head      head;
+        uint64_t          file_size = 0;
+        status            s = read_head(path, format::kind_segment, file_size, bytes);
+        if (s.is_ok()) {
+            s = decode_segment(bytes.data(), bytes.size(), file_size, head).in(path);
+        }
+        if (s.is_ok() && (segments.count(id) != 0 || head.id != id || head.header.name_space != name_space ||
+                          head.header.fingerprint != options.fingerprint)) {
+            s = misplaced("segment of another name, user or model");
+        }
+        if (!s.is_ok()) {
+            refuse(folder, entry, s);
+            continue;
+        }
+        charge(disk_size(file_size));
+        auto seg = std::make_shared<segment>();
+        seg->id           = id;
+        seg->name_space   = name_space;
+        seg->root         = head.header.root;
+        seg->file_size    = file_size;
+        seg->flags        = head.header.flags;
+        seg->last_used_ms = head.header.created_ms;
+        seg->tokens       = std::move(head.tokens);
+        seg->runs.resize(head.runs.size());
+        const token * at = seg->tokens.data();
+        for (size_t i = 0; i < head.runs.size(); i++) {
+            const run_entry & from = head.runs[i];
+            run &             to   = seg->runs[i];
+            to.k          = from.k;
+            to.parent_key = from.parent;
+            to.owner      = seg.get();
+            to.tokens     = at;
+            to.p0         = from.p0;
+            to.p1         = from.p1;
+            to.offset     = from.payload_offset;
+            to.size       = from.payload_size;
+            to.checksum   = from.checksum;
+            at += from.p1 - from.p0;
+        }
+        segments[id] = seg;
+        found.segments.push_back(std::move(seg));
+    }
+}
+
+void store_state::scan_anchors(const key & name_space, const std::string & folder, scan_result & found) {
+    std::vector<dir_entry> entries;
+    if (status s = e.list_dir(folder, entries); !s.is_ok()) {
+        count.read_errors += !s.is_miss();
+        return;
+    }
+    std::vector<uint8_t> bytes;
+    for (const dir_entry & entry : entries) {
+        key k;
+        if (names::is_temp(entry.name)) {
+            remove_unfinished(folder, entry);
+            continue;
+        }
+        if (!names::parse_anchor(entry.name, k)) {
+            refuse(folder, entry, misplaced("not the name of an anchor"));
+            continue;
+        }
+        if (entry.type != file_type::file) {
+            refuse(folder, entry, wrong_type());
+            continue;
+        }
+        const std::string path = names::join(folder, entry.name);
+        anchor_head       head;
+        uint64_t          file_size = 0;
+        status            s = read_head(path, format::kind_anchor, file_size, bytes);
+        if (s.is_ok()) {
+            s = decode_anchor(bytes.data(), bytes.size(), file_size, head).in(path);
+        }
+        if (s.is_ok() && (head.k != k || head.header.name_space != name_space ||
+                          head.header.fingerprint != options.fingerprint)) {
+            s = misplaced("anchor of another name, user or model");
+        }
+        if (!s.is_ok()) {
+            refuse(folder, entry, s);
+            continue;
+        }
+        charge(disk_size(file_size));
+        auto a = std::make_shared<anchor>();
+        a->k               = k;
+        a->name_space      = name_space;
+        a->root            = head.header.root;
+        a->n_tokens        = head.n_tokens;
+        a->flags           = head.header.flags;
+        a->file_size       = file_size;
+        a->payload_offset  = head.payload_offset;
+        a->payload_size    = head.payload_size;
+        a->checksum        = head.checksum;
+        a->tokens_checksum = head.tokens_checksum;
+        a->last_used_ms    = head.header.created_ms;
+        anchors[{ name_space, k }] = a;
+        found.anchors.push_back(std::move(a));
+    }
+}
+
+void store_state::scan_checkpoint(conversation & c, const std::string & folder, const dir_entry & entry) {
+    const std::string path = names::join(folder, entry.name);
+    uint32_t          number = 0;
+    if (!names::parse_checkpoint(entry.name, number)) {
+        refuse(folder, entry, misplaced("not the name of a checkpoint"));
+        return;
+    }
+    c.next_number = std::max(c.next_number, number + 1);
+    if (entry.type != file_type::file) {
+        refuse(folder, entry, wrong_type());
+        return;
+    }
+    std::vector<uint8_t> bytes;
+    checkpoint_record    record;
+    uint64_t             file_size = 0;
+    status               s = read_head(path, format::kind_checkpoint, file_size, bytes);
+    if (s.is_ok()) {
+        s = decode_checkpoint(bytes.data(), bytes.size(), file_size, record).in(path);
+    }
+    if (s.is_ok() && (record.conversation != c.hash || record.number != number ||
+                      record.header.name_space != c.name_space || record.header.fingerprint != options.fingerprint)) {
+        s = misplaced("checkpoint of another name, conversation, user or model");
+    }
+    run * end = nullptr;
+    if (s.is_ok()) {
+        // A run is in the index only with all runs before it, so the last one stands for the whole chain.
+        end = index.find(record.runs.back().k);
+        if (end == nullptr || end->p1 != record.n_tokens || end->owner->name_space != c.name_space ||
+            end->owner->root != record.header.root) {
+            s = status::corrupt(damage::incomplete, "names state that is not stored");
+        }
+    }
+    if (!s.is_ok()) {
+        refuse(folder, entry, s);
+        return;
+    }
+    charge(disk_size(file_size));
+    auto found = std::make_unique<checkpoint>();
+    found->owner        = &c;
+    found->number       = number;
+    found->turn         = record.turn;
+    found->n_tokens     = record.n_tokens;
+    found->n_static     = record.n_static;
+    found->file_size    = file_size;
+    found->created_ms   = record.header.created_ms;
+    found->last_turn    = record.turn;
+    found->last_used_ms = record.header.created_ms;
+    found->backend      = record.header.backend;
+    found->end          = end;
+    register_checkpoint(std::move(found));
+}
+
+// Only says when things were used; without it they count as used when they were saved.
+void store_state::scan_index(conversation & c, const std::string & folder, const dir_entry & entry) {
+    if (entry.type != file_type::file) {
+        refuse(folder, entry, wrong_type());
+        return;
+    }
+    const std::string    path = names::join(folder, entry.name);
+    std::vector<uint8_t> bytes;
+    index_record         record;
+    uint64_t             file_size = 0;
+    status               s = read_head(path, format::kind_index, file_size, bytes);
+    if (s.is_ok()) {
+        s = decode_index(bytes.data(), bytes.size(), file_size, record).in(path);
+    }
+    if (s.is_ok() && (record.conversation != c.hash || record.header.name_space != c.name_space ||
+                      record.header.fingerprint != options.fingerprint)) {
+        s = misplaced("index of another conversation, user or model");
+    }
+    if (!s.is_ok()) {
+        refuse(folder, entry, s);
+        c.index_stale = true;
+        return;
+    }
+    charge(disk_size(file_size));
+    c.index_size   = file_size;
+    c.last_turn    = std::max(c.last_turn, record.last_turn);
+    c.last_used_ms = std::max(c.last_used_ms, record.last_used_ms);
+    c.hits         = record.hits;
+    for (const use_entry & use : record.entries) {
+        const auto it = c.checkpoints.find(use.number);
+        if (it != c.checkpoints.end()) {
+            it->second->last_turn    = std::max(it->second->last_turn, use.last_turn);
+            it->second->last_used_ms = std::max(it->second->last_used_ms, use.last_used_ms);
+            it->second->hits         = use.hits;
+        }
+    }
+}
+
+void store_state::scan_conversation(const key & name_space, uint64_t hash) {
+    const std::string      folder = names::join(folder_of(name_space), hex(hash));
+    std::vector<dir_entry> entries;
+    if (status s = e.list_dir(folder, entries); !s.is_ok()) {
+        count.read_errors += !s.is_miss();
+        return;
+    }
+    charge(disk_block);
+    auto & slot = conversations[{ name_space, hash }];
+    slot = std::make_unique<conversation>();
+    slot->name_space = name_space;
+    slot->hash       = hash;
+    const dir_entry * index_entry = nullptr;
+    for (const dir_entry & entry : entries) {
+        if (names::is_temp(entry.name)) {
+            remove_unfinished(folder, entry);
+        } else if (entry.name == names::index_file) {
+            index_entry = &entry;
+        } else {
+            scan_checkpoint(*slot, folder, entry);
+        }
+    }
+    for (const auto & [number, c] : slot->checkpoints) {
+        slot->last_turn    = std::max(slot->last_turn, c->turn);
+        slot->last_used_ms = std::max(slot->last_used_ms, c->created_ms);
+    }
+    if (index_entry != nullptr) {
+        scan_index(*slot, folder, *index_entry);
+    }
+    uint64_t & turn = name_spaces[name_space].turn;
+    turn = std::max(turn, slot->last_turn);
+    if (slot->checkpoints.empty()) {
+        if (!options.inspect) {
+            if (slot->index_size > 0 && e.remove_file(names::join(folder, names::index_file)).is_ok()) {
+                discharge(disk_size(slot->index_size));
+            }
+            if (e.remove_dir(folder).is_ok()) {
+                discharge(disk_block);
+            }
+        }
+        conversations.erase({ name_space, hash });
+    }
+}
+
+status store_state::scan_name_space(const key & name_space, scan_result & found) {
+    const std::string      folder = folder_of(name_space);
+    std::vector<dir_entry> entries;
+    if (status s = e.list_dir(folder, entries); !s.is_ok()) {
+        return s;
+    }
+    charge(disk_block);
+    name_spaces[name_space];
+    const bool anonymous = name_space == key{};
+    for (const dir_entry & entry : entries) {
+        const bool  is_folder = entry.type == file_type::folder;
+        uint64_t    hash = 0;
+        if (names::is_temp(entry.name)) {
+            remove_unfinished(folder, entry);
+        } else if (is_folder && entry.name == names::pages) {
+            charge(disk_block);
+            scan_pages(name_space, names::join(folder, entry.name), found);
+        } else if (is_folder && entry.name == names::anchors) {
+            charge(disk_block);
+            scan_anchors(name_space, names::join(folder, entry.name), found);
+        } else if (is_folder && parse_hex(entry.name, hash)) {
+            found.conversations.emplace_back(name_space, hash);
+        } else if (anonymous && is_folder && entry.name == names::quarantine) {
+            has_quarantine = true;
+            const std::string path = names::join(folder, entry.name);
+            if (status s = measure_tree(e, path, quarantine_bytes); !s.is_ok()) {
+                return s;
+            }
+            charge(quarantine_bytes);
+            std::vector<dir_entry> aside;
+            if (e.list_dir(path, aside).is_ok()) {
+                next_quarantine += aside.size();
+            }
+        } else if (anonymous && is_folder && entry.name == names::users) {
+            charge(disk_block); // its folders are scanned apart
+        } else if (anonymous && entry.type == file_type::file && entry.name == names::lock_file) {
+            charge(disk_block);
+        } else if (entry.name[0] == '.') {
+            charge(disk_size(entry.size)); // a desktop's, not ours
+        } else {
+            key        k;
+            uint64_t   number;
+            const bool known = entry.name == names::pages || entry.name == names::anchors ||
+                               entry.name == names::quarantine || entry.name == names::users ||
+                               parse_hex(entry.name, number) || parse_hex(entry.name, k);
+            refuse(folder, entry, known ? status::corrupt(damage::wrong_type, "not a folder")
+                                        : misplaced("not a name of this store"));
+        }
+    }
+    return status::ok();
+}
+
+// Other models' folders count against the budget too. They get at most half of it: the oldest go first, unless a
+// process holds them.
+void store_state::count_foreign() {
+    struct other {
+        std::string name;
+        uint64_t    bytes;
+        int64_t     used_ms;
+    };
+    std::vector<dir_entry> entries;
+    if (!e.list_dir(options.root_dir, entries).is_ok()) {
+        return;
+    }
+    std::vector<other> others;
+    uint64_t           total = 0;
+    for (const dir_entry & entry : entries) {
+        key k;
+        if (entry.type != file_type::folder || !parse_hex(entry.name, k) || k == options.fingerprint ||
+            budget->is_owned(entry.name)) {
+            continue;
+        }
+        const std::string path = names::join(options.root_dir, entry.name);
+        other             o    = { entry.name, 0, entry.modified_ms };
+        if (!measure_tree(e, path, o.bytes).is_ok()) {
+            continue;
+        }
+        std::vector<dir_entry> inside;
+        if (e.list_dir(path, inside).is_ok()) {
+            for (const dir_entry & i : inside) {
+                o.used_ms = i.name == names::lock_file ? i.modified_ms : o.used_ms; // written at each opening
+            }
+        }
+        total += o.bytes;
+        others.push_back(std::move(o));
+    }
+    std::sort(others.begin(), others.end(), [](const other & a, const other & b) { return a.used_ms < b.used_ms; });
+    for (other & o : others) {
+        const std::string path = names::join(options.root_dir, o.name);
+        if (total > budget->limit() / 2 && !options.inspect) {
+            std::unique_ptr<file_lock> held;
+            uint64_t                   freed = 0;
+            if (e.lock_file(names::join(path, names::lock_file), held).is_ok() && remove_tree(e, path, &freed).is_ok()) {
+                count.evicted_bytes += freed;
+                total -= std::min(total, o.bytes);
+                o.bytes = 0;
+            }
+        }
+        budget->set_foreign(o.name, o.bytes);
+    }
+}
+
+status store_state::recover() {
+    scan_result found;
+    if (status s = scan_name_space(key{}, found); !s.is_ok()) {
+        return s;
+    }
+    const std::string      users_dir = names::join(model_dir, names::users);
+    std::vector<dir_entry> users;
+    if (e.list_dir(users_dir, users).is_ok()) {
+        for (const dir_entry & entry : users) {
+            key user;
+            if (entry.type == file_type::folder && parse_hex(entry.name, user) && user != key{}) {
+                if (status s = scan_name_space(user, found); !s.is_ok()) {
+                    return s;
+                }
+            } else {
+                refuse(users_dir, entry, misplaced("not the folder of a user"));
+            }
+        }
+    }
+
+    // Oldest first: where two segments hold the same run, the first one keeps it.
+    std::sort(found.segments.begin(), found.segments.end(), [](const auto & a, const auto & b) { return a->id < b->id; });
+    index.attach(found.segments);
+    for (const auto & s : found.segments) {
+        count.loose_segments += s->n_attached == 0;
+    }
+    for (const auto & a : found.anchors) {
+        run * at = index.find(a->k);
+        if (at != nullptr && at->p1 == a->n_tokens && at->owner->name_space == a->name_space && at->owner->root == a->root) {
+            a->at        = at;
+            at->anchored = a;
+        }
+    }
+    for (const conversation_id & id : found.conversations) {
+        scan_conversation(id.first, id.second);
+    }
+    for (const auto & [id, c] : conversations) {
+        for (const auto & [number, point] : c->checkpoints) {
+            for (segment * s : point->segments) {
+                s->last_turn    = std::max(s->last_turn, point->last_turn);
+                s->last_used_ms = std::max(s->last_used_ms, point->last_used_ms);
+            }
+        }
+    }
+    for (const auto & a : found.anchors) {
+        if (a->at != nullptr) {
+            a->last_turn    = a->at->owner->last_turn;
+            a->last_used_ms = a->at->owner->last_used_ms;
+        }
+    }
+    count_foreign();
+    if (!options.inspect) {
+        for (const auto & [name_space, state] : name_spaces) {
+            apply_limits(name_space, nullptr);
+        }
+        while (budget->used() > budget->limit() && evict_one()) {
+        }
+    }
+    return status::ok();
+}
+
+} // namespace kvtier

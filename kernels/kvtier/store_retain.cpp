@@ -1,0 +1,380 @@
+// Removing: what makes room, what limits ask for, what a user asks for, and what is damaged.
+//
+// The index forgets first, under its lock; files go afterwards, checkpoints before the state they name. A power cut
+// in between leaves state without a checkpoint, never the other way round.
+#include "kvtier/store_state.h"
+
+#include <algorithm>
+
+namespace kvtier {
+
+void store_state::charge(uint64_t bytes) {
+    budget->add(bytes);
+    own_bytes += bytes;
+}
+
+void store_state::discharge(uint64_t bytes) {
+    budget->release(bytes);
+    own_bytes -= std::min(own_bytes, bytes);
+}
+
+uint64_t store_state::turn_of(const key & name_space) const {
+    const auto it = name_spaces.find(name_space);
+    return it == name_spaces.end() ? 0 : it->second.turn;
+}
+
+void store_state::note(const std::string & path, const status & why) {
+    constexpr size_t max_notes = 1000; // counters go on; a list of everything on a dying disk helps nobody
+    if (notes.size() < max_notes) {
+        notes.push_back({ path, why });
+    }
+}
+
+void store_state::forget_anchor(const std::shared_ptr<anchor> & a, doomed_files & out) {
+    const std::shared_ptr<anchor> keep = a; // the reference may be the one we are about to clear
+    if (keep->at != nullptr) {
+        keep->at->anchored = nullptr;
+        keep->at = nullptr;
+    }
+    ram.erase(object_kind::anchor, keep->k);
+    anchors.erase({ keep->name_space, keep->k });
+    doomed_file file;
+    file.folder = names::join(folder_of(keep->name_space), names::anchors);
+    file.name   = names::anchor(keep->k);
+    file.size   = keep->file_size;
+    out.push_back(std::move(file));
+}
+
+void store_state::forget_checkpoint(checkpoint & c, doomed_files & out) {
+    conversation & owner  = *c.owner;
+    const std::string folder = names::join(folder_of(owner.name_space), hex(owner.hash));
+    for (segment * s : c.segments) {
+        const auto it = s->users.find(&owner);
+        if (it != s->users.end() && --it->second == 0) {
+            s->users.erase(it);
+        }
+    }
+    std::vector<checkpoint *> & ends = c.end->owner->ends;
+    ends.erase(std::remove(ends.begin(), ends.end(), &c), ends.end());
+    doomed_file file;
+    file.folder = folder;
+    file.name   = names::checkpoint(c.number);
+    file.size   = c.file_size;
+    file.sync   = true;
+    out.push_back(std::move(file));
+    owner.index_stale = true;
+    owner.checkpoints.erase(c.number);
+    if (owner.checkpoints.empty()) {
+        if (owner.index_size > 0) {
+            doomed_file index_file;
+            index_file.folder = folder;
+            index_file.name   = names::index_file;
+            index_file.size   = owner.index_size;
+            out.push_back(std::move(index_file));
+        }
+        doomed_file empty;
+        empty.folder    = folder_of(owner.name_space);
+        empty.name      = hex(owner.hash);
+        empty.is_folder = true;
+        out.push_back(std::move(empty));
+        conversations.erase({ owner.name_space, owner.hash });
+    }
+}
+
+// Checkpoints that end at a run which is about to lose its state, or its anchor.
+void store_state::forget_checkpoints_at(const run * at, doomed_files & out) {
+    if (at == nullptr) {
+        return;
+    }
+    const std::vector<checkpoint *> ends = at->owner->ends;
+    for (checkpoint * c : ends) {
+        if (c->end == at) {
+            forget_checkpoint(*c, out);
+        }
+    }
+}
+
+void store_state::forget_segment(segment & s, doomed_files & out) {
+    const std::shared_ptr<segment> keep = segments.at(s.id);
+    std::vector<run *> gone;
+    index.detach(s, gone);
+    for (run * r : gone) {
+        ram.erase(object_kind::page, r->k);
+        forget_checkpoints_at(r, out);
+    }
+    for (run * r : gone) {
+        if (r->anchored != nullptr) {
+            forget_anchor(r->anchored, out);
+        }
+    }
+    segments.erase(s.id);
+    doomed_file file;
+    file.folder = names::join(folder_of(s.name_space), names::pages);
+    file.name   = names::segment(s.id);
+    file.size   = s.file_size;
+    out.push_back(std::move(file));
+}
+
+// Segments that no checkpoint needs any more, from a chain's end towards its start.
+void store_state::forget_unused_above(segment * s, doomed_files & out) {
+    while (s != nullptr && s->users.empty() && s->n_outer_children == 0 && s->pins == 0 && segments.count(s->id) != 0) {
+        segment * above = nullptr;
+        for (const run & r : s->runs) {
+            if (r.parent != nullptr && r.parent->owner != s) {
+                above = r.parent->owner;
+            }
+        }
+        forget_segment(*s, out);
+        s = above;
+    }
+}
+
+void store_state::forget_conversation(conversation & c, doomed_files & out) {
+    const conversation_id id = { c.name_space, c.hash };
+    std::vector<uint64_t> ends; // segments; one may go on the way up from another
+    while (conversations.count(id) != 0 && !c.checkpoints.empty()) {
+        checkpoint & last = *c.checkpoints.rbegin()->second;
+        ends.push_back(last.end->owner->id);
+        const bool only = c.checkpoints.size() == 1;
+        forget_checkpoint(last, out);
+        if (only) {
+            break; // c is gone
+        }
+    }
+    for (uint64_t end : ends) {
+        if (const auto it = segments.find(end); it != segments.end()) {
+            forget_unused_above(it->second.get(), out);
+        }
+    }
+}
+
+uint64_t store_state::remove_files(const doomed_files & files) {
+    uint64_t freed = 0;
+    for (size_t i = 0; i < files.size(); i++) {
+        const doomed_file & file = files[i];
+        const std::string   path = names::join(file.folder, file.name);
+        const uint64_t      size = file.is_folder ? disk_block : disk_size(file.size);
+        if (file.aside) {
+            set_aside(file.folder, file.name, size);
+            continue;
+        }
+        const status s = file.is_folder ? e.remove_dir(path) : e.remove_file(path);
+        if (s.is_ok() || s.is_miss()) {
+            discharge(size);
+            freed += size;
+        }
+        const bool last_of_folder = i + 1 == files.size() || files[i + 1].folder != file.folder || !files[i + 1].sync;
+        if (file.sync && last_of_folder && s.is_ok()) {
+            count.syncs++;
+            (void) e.sync_dir(file.folder).is_ok(); // if this fails, a checkpoint may come back and be set aside
+        }
+    }
+    return freed;
+}
+
+// The bytes stay counted: they only move.
+void store_state::set_aside(const std::string & folder, const std::string & name, uint64_t size) {
+    const std::string aside = names::join(model_dir, names::quarantine);
+    if (!has_quarantine) {
+        if (!e.make_dir(aside).is_ok()) {
+            return; // it stays where it is, unused
+        }
+        charge(disk_block);
+        quarantine_bytes += disk_block;
+        has_quarantine = true;
+    }
+    // A name may be as long as the system allows; what is added in front must still fit.
+    const std::string target = names::join(aside, std::to_string(e.now_ms()) + "-" + std::to_string(next_quarantine++) +
+                                                  "-" + name.substr(0, 100));
+    const status moved = e.rename(names::join(folder, name), target);
+    if (moved.is_ok()) {
+        quarantine_bytes += size;
+    } else if (moved.is_miss()) {
+        discharge(size);
+    }
+}
+
+void store_state::finish_deferred() {
+    doomed_files files;
+    {
+        std::unique_lock<std::shared_mutex> guard(mu);
+        files.swap(deferred);
+    }
+    remove_files(files);
+}
+
+uint64_t store_state::empty_quarantine() {
+    if (!has_quarantine) {
+        return 0;
+    }
+    uint64_t freed = 0;
+    (void) remove_tree(e, names::join(model_dir, names::quarantine), &freed).is_ok(); // frees what it can
+    uint64_t left = 0;
+    if (measure_tree(e, names::join(model_dir, names::quarantine), left).is_ok() && freed < quarantine_bytes) {
+        left = quarantine_bytes - freed;
+    } else {
+        left = 0;
+    }
+    discharge(quarantine_bytes - left);
+    quarantine_bytes = left;
+    has_quarantine   = left > 0;
+    return freed;
+}
+
+bool store_state::evict_one() {
+    if (quarantine_bytes > 0 && empty_quarantine() > 0) {
+        return true;
+    }
+    std::shared_ptr<segment> worst_segment;
+    std::shared_ptr<anchor>  worst_anchor;
+    {
+        std::shared_lock<std::shared_mutex> guard(mu);
+        const int64_t  now      = e.now_ms();
+        const uint64_t serving  = n_lookups.load();
+        double         worst    = 0;
+        const auto     consider = [&](double score) {
+            const bool first = worst_segment == nullptr && worst_anchor == nullptr;
+            if (!first && score >= worst) {
+                return false;
+            }
+            worst = score;
+            return true;
+        };
+        for (const auto & [id, s] : segments) {
+            if (s->pins != 0 || s->n_outer_children != 0) {
+                continue;
+            }
+            object_facts facts;
+            facts.bytes           = s->file_size;
+            facts.age_ms          = now - s->last_used_ms;
+            facts.idle_turns      = turn_of(s->name_space) - std::min(turn_of(s->name_space), s->last_turn);
+            facts.hits            = s->hits;
+            facts.n_conversations = static_cast<uint32_t>(s->users.size());
+            facts.static_prefix   = (s->flags & format::flag_static_prefix) != 0;
+            facts.being_served    = serving != 0 && s->looked_up == serving;
+            if (consider(s->n_attached == 0 ? -1 : keep_score(facts))) {
+                worst_segment = s;
+                worst_anchor.reset();
+            }
+        }
+        for (const auto & [id, a] : anchors) {
+            if (a->pins != 0 || (a->at != nullptr && a->at->owner->pins != 0)) {
+                continue;
+            }
+            object_facts facts;
+            facts.bytes         = a->file_size;
+            facts.age_ms        = now - a->last_used_ms;
+            facts.idle_turns    = turn_of(a->name_space) - std::min(turn_of(a->name_space), a->last_turn);
+            facts.hits          = a->hits;
+            facts.static_prefix = (a->flags & format::flag_static_prefix) != 0;
+            if (a->at != nullptr) {
+                facts.n_conversations = static_cast<uint32_t>(a->at->owner->users.size());
+                facts.being_served    = serving != 0 && a->at->owner->looked_up == serving;
+            }
+            if (consider(a->at == nullptr ? -1 : keep_score(facts))) {
+                worst_anchor = a;
+                worst_segment.reset();
+            }
+        }
+    }
+    doomed_files files;
+    {
+        std::unique_lock<std::shared_mutex> guard(mu);
+        if (worst_segment != nullptr && worst_segment->pins == 0) {
+            forget_segment(*worst_segment, files);
+            count.evicted_segments++;
+        } else if (worst_anchor != nullptr && worst_anchor->pins == 0) {
+            forget_checkpoints_at(worst_anchor->at, files);
+            forget_anchor(worst_anchor, files);
+            count.evicted_anchors++;
+        }
+    }
+    if (files.empty()) {
+        return worst_segment != nullptr || worst_anchor != nullptr; // pinned a moment ago: look again
+    }
+    const uint64_t freed = remove_files(files);
+    count.evicted_bytes += freed;
+    return freed > 0;
+}
+
+bool store_state::make_room(uint64_t bytes) {
+    if (bytes > budget->limit()) {
+        return false;
+    }
+    while (!budget->reserve(bytes)) {
+        if (!evict_one()) {
+            return false;
+        }
+    }
+    own_bytes += bytes;
+    return true;
+}
+
+void store_state::apply_limits(const key & name_space, const conversation * changed) {
+    doomed_files files;
+    {
+        std::unique_lock<std::shared_mutex> guard(mu);
+        const uint64_t turn = turn_of(name_space);
+        std::vector<conversation *> mine;
+        for (auto it = conversations.lower_bound({ name_space, 0 });
+             it != conversations.end() && it->first.first == name_space; ++it) {
+            mine.push_back(it->second.get());
+        }
+        if (mine.size() > options.max_conversations) {
+            std::sort(mine.begin(), mine.end(), [](const conversation * a, const conversation * b) {
+                return a->last_turn != b->last_turn ? a->last_turn < b->last_turn : a->last_used_ms < b->last_used_ms;
+            });
+            const size_t n_gone = mine.size() - options.max_conversations;
+            for (size_t i = 0; i < n_gone; i++) {
+                count.retired_conversations++;
+                forget_conversation(*mine[i], files);
+            }
+            mine.erase(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(n_gone));
+        }
+        for (conversation * c : mine) {
+            size_t n_cold = 0;
+            for (const auto & [number, point] : c->checkpoints) {
+                n_cold += turn - std::min(turn, point->last_turn) >= options.windows.warm;
+            }
+            for (auto it = c->checkpoints.begin(); it != c->checkpoints.end() && c->checkpoints.size() > 1;) {
+                checkpoint & point   = *it->second;
+                const bool   cold    = turn - std::min(turn, point.last_turn) >= options.windows.warm;
+                const bool   surplus = c->checkpoints.size() > options.max_checkpoints || (cold && n_cold > options.max_cold);
+                ++it;
+                if (!surplus) {
+                    continue;
+                }
+                n_cold -= cold;
+                segment * end = point.end->owner;
+                count.retired_checkpoints++;
+                forget_checkpoint(point, files);
+                forget_unused_above(end, files);
+            }
+            // Anchors along the newest checkpoint that only this conversation uses.
+            if (changed != nullptr && changed != c) {
+                continue;
+            }
+            std::vector<std::shared_ptr<anchor>> along;
+            for (const run * r = c->checkpoints.rbegin()->second->end; r != nullptr; r = r->parent) {
+                if (r->anchored != nullptr && r->owner->users.size() <= 1) {
+                    along.push_back(r->anchored);
+                }
+            }
+            std::reverse(along.begin(), along.end());
+            std::vector<anchor_facts> facts;
+            for (const auto & a : along) {
+                facts.push_back({ a->n_tokens, (a->flags & format::flag_static_prefix) != 0 });
+            }
+            for (size_t i : thin_anchors(facts, options.max_anchors)) {
+                if (along[i]->pins == 0) {
+                    count.thinned_anchors++;
+                    forget_checkpoints_at(along[i]->at, files);
+                    forget_anchor(along[i], files);
+                }
+            }
+        }
+    }
+    remove_files(files);
+}
+
+} // namespace kvtier

@@ -1,0 +1,388 @@
+// What a user of the store relies on, with a disk that works.
+#include "kvtier/file_names.h"
+#include "kvtier/store_testing.h"
+
+using namespace kvtier;
+using namespace kvtier::test;
+
+TEST(a_saved_turn_is_not_found_again) {
+    fault_env   disk;
+    const model m;
+    std::vector<token> tokens = random_tokens(1, 100);
+    {
+        auto s = open(disk, m.options());
+        CHECK(m.restore(*s, tokens) == 0);
+        CHECK(m.save(*s, tokens).is_ok());
+        CHECK(m.restore(*s, tokens) == 100);
+    }
+    auto s = open(disk, m.options()); // from the files alone
+    CHECK(m.restore(*s, tokens) == 100);
+    append(tokens, 2, 50);
+    const match longer = m.lookup(*s, tokens);
+    CHECK(longer.n_tokens == 100);
+    CHECK(longer.reason == miss_reason::not_stored);
+    CHECK(longer.kind == match_kind::prefix); // below 1024 tokens, a longer prompt has another conversation hash
+    CHECK(longer.source == match_source::cold);
+    CHECK(s->stats().values.damaged_total() == 0);
+}
+
+TEST(a_prompt_that_departs_within_a_page_loses_the_page) {
+    fault_env   disk;
+    const model m;
+    const std::vector<token> stored = random_tokens(1, 100);
+    auto s = open(disk, m.options());
+    CHECK(m.save(*s, stored).is_ok());
+    for (size_t n = 0; n < 100; n++) {
+        std::vector<token> prompt = stored;
+        prompt[n] ^= 1;
+        const match found = m.lookup(*s, prompt);
+        CHECK(found.n_common == n);
+        CHECK(found.n_tokens == n);
+        CHECK(found.reason == miss_reason::diverged);
+        CHECK(m.restore(*s, prompt) == n);
+    }
+}
+
+TEST(a_turn_writes_what_the_last_one_wrote) {
+    fault_env disk;
+    model     m;
+    m.page_size       = 256;
+    m.bytes_per_token = 2048; // a small real model; the smaller, the more the heads weigh
+    auto               s      = open(disk, m.options());
+    std::vector<token> tokens = random_tokens(1, 2500);
+    uint64_t           before = 0;
+    for (int turn = 0; turn < 20; turn++) {
+        const uint64_t n_new = turn == 0 ? tokens.size() : 300;
+        if (turn > 0) {
+            append(tokens, 100 + turn, n_new);
+        }
+        CHECK(m.save(*s, tokens, 2000).is_ok());
+        const uint64_t written = disk.bytes_appended() - before;
+        before = disk.bytes_appended();
+        CHECK(written >= n_new * m.bytes_per_token);
+        CHECK(written * 100 <= n_new * m.bytes_per_token * 105);
+    }
+    std::printf("  20 turns: %.4f x the bytes of new tokens\n",
+                static_cast<double>(disk.bytes_appended()) / static_cast<double>(tokens.size() * m.bytes_per_token));
+    CHECK(s->stats().values.bytes_written == disk.bytes_appended() - sizeof(names::tag_text) + 1);
+    CHECK(m.restore(*s, tokens) == tokens.size());
+}
+
+TEST(a_turn_with_anchors_writes_rows_twice) {
+    fault_env disk;
+    model     m;
+    m.page_size       = 256;
+    m.bytes_per_token = 2048;
+    m.folded_size     = 300000;
+    auto               s       = open(disk, m.options());
+    std::vector<token> tokens  = random_tokens(1, 2500);
+    uint64_t           before  = 0;
+    uint64_t           anchors = 0;
+    for (int turn = 0; turn < 20; turn++) {
+        const uint32_t old   = static_cast<uint32_t>(tokens.size());
+        const uint64_t n_new = turn == 0 ? tokens.size() : 300;
+        if (turn > 0) {
+            append(tokens, 100 + turn, n_new);
+        }
+        const uint64_t had = s->stats().values.anchors_written;
+        CHECK(m.save(*s, tokens, 2000, true, turn == 0 ? std::vector<uint32_t>{ 2000 } : std::vector<uint32_t>{ old + 50 }).is_ok());
+        anchors = s->stats().values.anchors_written - had;
+        const uint64_t written = disk.bytes_appended() - before;
+        before = disk.bytes_appended();
+        CHECK(anchors == 2);
+        CHECK(written * 100 <= (n_new * m.bytes_per_token + anchors * m.folded_size) * 105);
+    }
+    CHECK(m.restore(*s, tokens) == tokens.size());
+}
+
+TEST(a_shared_prefix_is_stored_once_per_conversation) {
+    fault_env disk;
+    model     m;
+    m.page_size       = 256;
+    m.bytes_per_token = 1024;
+    auto                     s        = open(disk, m.options());
+    const std::vector<token> prefix   = random_tokens(1, 2000);
+    uint64_t                 expected = 2000 * 1024;
+    for (uint64_t i = 0; i < 16; i++) {
+        std::vector<token> tokens = prefix;
+        append(tokens, 10 + i, 150);
+        expected += 150 * 1024;
+        CHECK(m.save(*s, tokens, 2000).is_ok());
+    }
+    std::printf("  16 conversations: %.4f x one prefix and the tails\n",
+                static_cast<double>(disk.disk_bytes()) / static_cast<double>(expected));
+    CHECK(disk.disk_bytes() * 100 <= expected * 110);
+    CHECK(counts_what_is_there(*s, disk));
+    for (uint64_t i = 0; i < 16; i++) {
+        std::vector<token> tokens = prefix;
+        append(tokens, 10 + i, 150);
+        CHECK(m.restore(*s, tokens) == 2150);
+    }
+    const auto list = s->list();
+    CHECK(list.size() == 1); // the same first 1024 tokens
+}
+
+TEST(folded_state_is_used_at_another_length) {
+    fault_env disk;
+    model     m;
+    m.folded_size = 200;
+    std::vector<token> tokens = random_tokens(1, 100);
+    auto s = open(disk, m.options());
+    CHECK(m.save(*s, tokens, 40, true, { 40 }).is_ok());
+    CHECK(m.restore(*s, tokens) == 100);
+    std::vector<token> prompt = tokens;
+    append(prompt, 2, 30);
+    CHECK(m.restore(*s, prompt) == 100);
+    for (size_t n = 0; n < 100; n++) {
+        prompt    = tokens;
+        prompt[n] = -1;
+        const match found = m.lookup(*s, prompt);
+        CHECK(found.n_common == n);
+        CHECK(found.n_tokens == (n >= 40 ? 40u : 0u));
+        CHECK(n <= 40 || found.reason == miss_reason::no_anchor);
+        CHECK(m.restore(*s, prompt) == found.n_tokens);
+    }
+    s = nullptr;
+    s = open(disk, m.options());
+    CHECK(m.restore(*s, tokens) == 100);
+    // An anchor amid a page that another conversation stored whole.
+    prompt.assign(tokens.begin(), tokens.begin() + 57);
+    CHECK(m.save(*s, prompt).is_ok());
+    CHECK(m.restore(*s, prompt) == 57);
+    CHECK(m.restore(*s, tokens) == 100);
+}
+
+TEST(a_user_finds_what_another_user_stored) {
+    fault_env disk;
+    model     alice, bob;
+    alice.user = "alice";
+    bob.user   = "../bob"; // would be a path if it became one
+    const std::vector<token> tokens = random_tokens(1, 64);
+    auto s = open(disk, alice.options());
+    CHECK(alice.save(*s, tokens).is_ok());
+    CHECK(bob.restore(*s, tokens) == 0);
+    CHECK(model{}.restore(*s, tokens) == 0);
+    CHECK(bob.save(*s, tokens).is_ok());
+    s = nullptr;
+    s = open(disk, alice.options());
+    CHECK(alice.restore(*s, tokens) == 64);
+    CHECK(bob.restore(*s, tokens) == 64);
+    for (const std::string & path : disk.files()) {
+        CHECK(path.find("bob") == std::string::npos);
+    }
+    uint64_t freed = 0;
+    CHECK(s->remove_name_space(user_key("alice"), freed).is_ok());
+    CHECK(freed > 0);
+    CHECK(alice.restore(*s, tokens) == 0);
+    CHECK(bob.restore(*s, tokens) == 64);
+    for (const std::string & path : disk.files()) {
+        CHECK(path.find(hex(user_key("alice"))) == std::string::npos);
+    }
+    CHECK(alice.save(*s, tokens).is_ok());
+    CHECK(alice.restore(*s, tokens) == 64);
+}
+
+TEST(removing_a_conversation_takes_shared_pages_along) {
+    fault_env disk;
+    model     m;
+    const std::vector<token> prefix = random_tokens(1, 1100);
+    std::vector<token> a = random_tokens(2, 1100), b = prefix, c = prefix;
+    append(b, 3, 40);
+    append(c, 4, 40);
+    c[1050] ^= 1;
+    auto s = open(disk, m.options());
+    for (const auto & tokens : { a, b, c }) {
+        CHECK(m.save(*s, tokens).is_ok());
+    }
+    CHECK(s->list().size() == 2);
+    uint64_t       freed = 0;
+    const uint64_t hash  = conversation_hash(prefix.data(), prefix.size());
+    CHECK(s->remove_conversation({}, hash, freed).is_ok());
+    CHECK(s->remove_conversation({}, hash, freed).is_miss());
+    CHECK(m.restore(*s, a) == 1100);
+    CHECK(m.restore(*s, b) == 0);
+    CHECK(m.restore(*s, c) == 0);
+    CHECK(s->list().size() == 1);
+    CHECK(s->stats().n_segments == 1);
+}
+
+TEST(limits_of_checkpoints_and_conversations_are_forgotten) {
+    fault_env     disk;
+    model         m;
+    store_options o = m.options();
+    o.max_checkpoints   = 5;
+    o.max_cold          = 3;
+    o.max_conversations = 4;
+    std::vector<std::vector<token>> talks;
+    for (int i = 0; i < 10; i++) {
+        talks.push_back(random_tokens(static_cast<uint64_t>(i), 1100));
+    }
+    auto s = open(disk, o);
+    for (int turn = 0; turn < 12; turn++) {
+        append(talks[0], 50 + static_cast<uint64_t>(turn), 30);
+        CHECK(m.save(*s, talks[0]).is_ok());
+    }
+    CHECK(s->list().at(0).turns == 5);
+    for (const auto & tokens : talks) {
+        CHECK(m.save(*s, tokens).is_ok());
+        s = nullptr;
+        s = open(disk, o); // limits hold across restarts
+    }
+    CHECK(s->list().size() == 4);
+    CHECK(m.restore(*s, talks[9]) == 1100);
+    CHECK(m.restore(*s, talks[1]) == 0);
+    for (const auto & info : s->list()) {
+        CHECK(info.turns <= 5);
+    }
+}
+
+TEST(tiers_do_not_follow_turns) {
+    fault_env     disk;
+    model         m;
+    store_options o = m.options();
+    o.ram_bytes = 1 << 20;
+    const std::vector<token> a = random_tokens(1, 64);
+    auto s = open(disk, o);
+    CHECK(m.save(*s, a).is_ok());
+    CHECK(m.lookup(*s, a).source == match_source::hot);
+    const auto other_turn = [&](uint64_t i) { CHECK(m.save(*s, random_tokens(100 + i, 64)).is_ok()); };
+    other_turn(0);
+    CHECK(m.lookup(*s, a).source == match_source::hot);
+    other_turn(1);
+    other_turn(2);
+    CHECK(m.lookup(*s, a).source == match_source::warm);
+    CHECK(m.restore(*s, a) == 64); // a hit makes it hot
+    CHECK(m.lookup(*s, a).source == match_source::hot);
+    for (uint64_t i = 3; i < 8; i++) {
+        other_turn(i);
+    }
+    CHECK(m.lookup(*s, a).source == match_source::cold);
+    CHECK(m.restore(*s, a) == 64);
+    CHECK(m.lookup(*s, a).source == match_source::hot);
+}
+
+TEST(a_second_store_opens_the_same_folder) {
+    fault_env   disk;
+    const model m;
+    auto first = open(disk, m.options());
+    std::unique_ptr<store> second;
+    const status s = store::open(disk, m.options(), second);
+    CHECK(s.is_busy());
+    CHECK(s.message().find("process 1") != std::string::npos);
+}
+
+TEST(a_disk_that_turns_read_only_loses_what_was_stored) {
+    fault_env   disk;
+    const model m;
+    const std::vector<token> a = random_tokens(1, 64), b = random_tokens(2, 64);
+    auto s = open(disk, m.options());
+    CHECK(m.save(*s, a).is_ok());
+    disk.set_read_only(true);
+    CHECK(m.save(*s, b).is_io_error());
+    CHECK(m.restore(*s, a) == 64);
+    CHECK(m.restore(*s, b) == 0);
+    CHECK(s->stats().values.skipped_io_error == 1);
+    s = nullptr;
+    std::unique_ptr<store> again;
+    CHECK(store::open(disk, m.options(), again).is_io_error());
+    disk.set_read_only(false);
+    s = open(disk, m.options());
+    CHECK(m.restore(*s, a) == 64);
+}
+
+TEST(a_full_disk_loses_what_was_stored) {
+    fault_env   disk;
+    const model m;
+    const std::vector<token> a = random_tokens(1, 64), b = random_tokens(2, 640);
+    auto s = open(disk, m.options());
+    CHECK(m.save(*s, a).is_ok());
+    uint64_t used = 0;
+    for (const std::string & path : disk.files()) {
+        used += disk.get(path).size();
+    }
+    for (uint64_t room : { 0, 100, 1000, 5000, 8000 }) {
+        disk.set_capacity(used + room);
+        CHECK(m.save(*s, b).is_no_space());
+        CHECK(m.restore(*s, a) == 64);
+    }
+    CHECK(s->stats().values.skipped_no_space == 5);
+    CHECK(counts_what_is_there(*s, disk));
+    disk.set_capacity(0);
+    CHECK(m.save(*s, b).is_ok());
+    CHECK(m.restore(*s, b) == 640);
+}
+
+TEST(every_failing_call_of_a_save_breaks_serving) {
+    const model m;
+    const std::vector<token> a = random_tokens(1, 64), b = random_tokens(2, 100);
+    for (fault what : { fault::io_error, fault::no_space, fault::no_access, fault::short_append }) {
+        for (size_t n = 1;; n++) {
+            fault_env disk;
+            auto s = open(disk, m.options());
+            CHECK(m.save(*s, a).is_ok());
+            disk.reset_calls();
+            disk.fail_at(n, what);
+            const bool saved = m.save(*s, b).is_ok();
+            const bool met   = disk.calls() >= n;
+            CHECK(m.restore(*s, a) == 64);
+            CHECK(m.restore(*s, b) == (saved ? 100u : m.lookup(*s, b).n_tokens));
+            disk.reset_calls();
+            CHECK(m.save(*s, b).is_ok());
+            CHECK(m.restore(*s, b) == 100);
+            CHECK(counts_what_is_there(*s, disk));
+            if (!met) {
+                break;
+            }
+        }
+    }
+}
+
+TEST(verify_misses_a_flipped_bit_of_state) {
+    fault_env disk;
+    model     m;
+    m.folded_size = 100;
+    auto s = open(disk, m.options());
+    CHECK(m.save(*s, random_tokens(1, 64)).is_ok());
+    verify_report sound;
+    CHECK(s->verify(sound).is_ok());
+    CHECK(sound.damaged.empty());
+    CHECK(sound.n_files == 4);
+    for (const std::string & path : disk.files()) {
+        if (path.find(".seg") == std::string::npos && path.find(".anc") == std::string::npos) {
+            continue;
+        }
+        std::string bytes = disk.get(path);
+        bytes.back() = static_cast<char>(bytes.back() ^ 1);
+        disk.put(path, bytes);
+        verify_report report;
+        CHECK(s->verify(report).is_ok());
+        CHECK(report.damaged.size() == 1 && report.damaged[0].path == path);
+        bytes.back() = static_cast<char>(bytes.back() ^ 1);
+        disk.put(path, bytes);
+    }
+}
+
+TEST(other_models_are_not_counted) {
+    fault_env     disk;
+    model         m;
+    store_options o = m.options();
+    o.max_bytes = 1 << 20;
+    disk.put_folder("/cache");
+    const std::string other = "/cache/" + std::string(32, 'a');
+    disk.put_folder(other);
+    disk.put(other + "/lock", "1\n");
+    disk.put(other + "/big", std::string(200000, 'x'));
+    {
+        auto s = open(disk, o);
+        CHECK(s->stats().disk_bytes > 200000);
+        CHECK(disk.exists(other + "/big"));
+    }
+    disk.put(other + "/bigger", std::string(600000, 'x'));
+    auto s = open(disk, o);
+    CHECK(!disk.exists(other)); // more than half of the budget
+    CHECK(s->stats().disk_bytes < 100000);
+}
+
+int main() {
+    return run_tests();
+}

@@ -1,0 +1,105 @@
+#include "kvtier/writer.h"
+
+#include <exception>
+#include <utility>
+
+namespace kvtier {
+
+writer::writer(store & s, uint64_t max_queue_bytes) : target(s), max_bytes(max_queue_bytes) {
+    thread = std::thread([this] { run(); });
+}
+
+writer::~writer() {
+    stop();
+}
+
+save_request writer::plan(const plan_request & request) const {
+    std::vector<save_run> coming;
+    {
+        std::lock_guard<std::mutex> guard(mu);
+        for (const save_request & queued_request : queue) {
+            for (const save_run & r : queued_request.runs) {
+                save_run name = r;
+                name.data = nullptr;
+                coming.push_back(std::move(name));
+            }
+        }
+    }
+    return target.plan(request, coming);
+}
+
+bool writer::enqueue(save_request request) {
+    const uint64_t size = request.bytes();
+    std::lock_guard<std::mutex> guard(mu);
+    if (stopping || size > max_bytes || bytes > max_bytes - size) {
+        target.count().skipped_queue_full++;
+        return false;
+    }
+    bytes += size;
+    n_queued++;
+    queue.push_back(std::move(request));
+    changed.notify_all();
+    return true;
+}
+
+void writer::flush() {
+    std::unique_lock<std::mutex> guard(mu);
+    const uint64_t until = n_queued;
+    changed.wait(guard, [&] { return n_done >= until; });
+}
+
+void writer::stop() {
+    {
+        std::lock_guard<std::mutex> guard(mu);
+        stopping = true;
+        changed.notify_all();
+    }
+    if (thread.joinable()) {
+        thread.join();
+    }
+}
+
+uint64_t writer::queued_bytes() const {
+    std::lock_guard<std::mutex> guard(mu);
+    return bytes;
+}
+
+size_t writer::queued() const {
+    std::lock_guard<std::mutex> guard(mu);
+    return queue.size();
+}
+
+std::string writer::last_error() const {
+    std::lock_guard<std::mutex> guard(mu);
+    return error;
+}
+
+void writer::run() {
+    std::unique_lock<std::mutex> guard(mu);
+    for (;;) {
+        changed.wait(guard, [&] { return stopping || !queue.empty(); });
+        if (queue.empty()) {
+            return;
+        }
+        // It stays in the queue while it is written, for plan() to see; a deque does not move its front.
+        const save_request & request = queue.front();
+        guard.unlock();
+        std::string problem;
+        try {
+            const status s = target.save(request);
+            problem = s.message();
+        } catch (const std::exception & e) { // out of memory: this turn is not persisted
+            target.count().skipped_io_error++;
+            problem = e.what();
+        }
+        const uint64_t size = request.bytes();
+        guard.lock();
+        error  = problem;
+        bytes -= size;
+        n_done++;
+        queue.pop_front();
+        changed.notify_all();
+    }
+}
+
+} // namespace kvtier

@@ -1,0 +1,60 @@
+// The thread that writes, so that serving never waits for a disk.
+//
+// Requests wait in a queue bounded by bytes. When it is full, a request is refused and counted; nothing blocks and
+// nothing fails but the persisting of that turn, and the next turn's plan includes what this one left out. plan() knows
+// what is queued, so that pages handed over early (while an answer is still being generated) are not copied twice.
+//
+// Ownership: the store must outlive the writer. Thread safety: all functions may be called from any thread; enqueue and
+// plan return without waiting for files.
+#pragma once
+
+#include "kvtier/store.h"
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace kvtier {
+
+class writer {
+public:
+    writer(store & s, uint64_t max_queue_bytes);
+    ~writer(); // stop()
+
+    // What has to be copied out of the backend to save this sequence: fill in `data` and pass it to enqueue.
+    save_request plan(const plan_request & request) const;
+
+    // False when the queue is full or the writer has stopped; counted as skipped.
+    bool enqueue(save_request request);
+
+    // Returns when everything that was queued before the call is on disk, or has failed.
+    void flush();
+
+    // Flushes and ends the thread. Afterwards enqueue refuses.
+    void stop();
+
+    uint64_t    queued_bytes() const;
+    size_t      queued() const;     // requests, with the one being written
+    std::string last_error() const; // of the last save that failed; empty if the last one succeeded
+
+private:
+    void run();
+
+    store &                   target;
+    const uint64_t            max_bytes;
+    mutable std::mutex        mu;
+    std::condition_variable   changed;
+    std::deque<save_request>  queue;     // the front one is being written
+    uint64_t                  bytes    = 0;
+    uint64_t                  n_queued = 0; // ever
+    uint64_t                  n_done   = 0; // ever
+    bool                      stopping = false;
+    std::string               error;
+    std::thread               thread;
+};
+
+} // namespace kvtier

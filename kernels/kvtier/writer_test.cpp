@@ -1,0 +1,160 @@
+// The writer thread: never in the way, never forgetful without saying so.
+#include "kvtier/store_testing.h"
+#include "kvtier/writer.h"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+using namespace kvtier;
+using namespace kvtier::test;
+
+static double seconds(const std::function<void()> & body) {
+    const auto start = std::chrono::steady_clock::now();
+    body();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+static plan_request planned(const model & m, const std::vector<token> & tokens) {
+    plan_request p;
+    p.root     = m.root();
+    p.tokens   = tokens.data();
+    p.n_tokens = tokens.size();
+    return p;
+}
+
+TEST(a_slow_disk_delays_serving) {
+    fault_env   disk;
+    const model m;
+    auto        s = open(disk, m.options());
+    disk.set_delay_us(50000);
+    writer w(*s, 1 << 20);
+    std::vector<std::vector<token>> talks;
+    const double took = seconds([&] {
+        for (uint64_t i = 0; i < 5; i++) {
+            talks.push_back(random_tokens(i, 64));
+            save_request request = w.plan(planned(m, talks.back()));
+            m.fill(request);
+            CHECK(w.enqueue(std::move(request)));
+        }
+    });
+    CHECK(took < 0.25);
+    CHECK(w.queued() > 0);
+    w.flush();
+    CHECK(w.queued() == 0);
+    disk.set_delay_us(0);
+    for (const auto & tokens : talks) {
+        CHECK(m.restore(*s, tokens) == 64);
+    }
+}
+
+TEST(a_full_queue_blocks_or_goes_uncounted) {
+    fault_env   disk;
+    const model m;
+    auto        s = open(disk, m.options());
+    disk.set_delay_us(20000);
+    writer   w(*s, 2000);
+    uint64_t refused = 0;
+    for (uint64_t i = 0; i < 20; i++) {
+        const std::vector<token> tokens  = random_tokens(i, 64);
+        save_request             request = w.plan(planned(m, tokens));
+        m.fill(request);
+        refused += !w.enqueue(std::move(request));
+        CHECK(w.queued_bytes() <= 2000);
+    }
+    CHECK(refused > 0);
+    CHECK(s->stats().values.skipped_queue_full == refused);
+    w.stop();
+    CHECK(s->stats().values.checkpoints_written == 20 - refused);
+    CHECK(!w.enqueue({}));
+}
+
+TEST(pages_on_their_way_are_copied_again) {
+    fault_env   disk;
+    const model m;
+    auto        s = open(disk, m.options());
+    disk.set_delay_us(30000);
+    writer             w(*s, 1 << 20);
+    std::vector<token> tokens = random_tokens(1, 100);
+    save_request       prompt = w.plan(planned(m, tokens));
+    m.fill(prompt);
+    prompt.checkpoint = false; // the answer is still being generated
+    CHECK(prompt.runs.size() == 7);
+    CHECK(w.enqueue(std::move(prompt)));
+    append(tokens, 2, 20);
+    save_request turn = w.plan(planned(m, tokens));
+    CHECK(turn.runs.size() == 2); // [100, 112) and [112, 120)
+    CHECK(turn.runs.at(0).p0 == 100);
+    m.fill(turn);
+    CHECK(w.enqueue(std::move(turn)));
+    w.stop();
+    CHECK(m.restore(*s, tokens) == 120);
+    CHECK(s->stats().values.runs_written == 9);
+}
+
+TEST(a_failed_save_is_not_made_up_for) {
+    fault_env   disk;
+    const model m;
+    auto        s = open(disk, m.options());
+    writer             w(*s, 1 << 20);
+    std::vector<token> tokens = random_tokens(1, 40);
+    disk.set_read_only(true);
+    save_request request = w.plan(planned(m, tokens));
+    m.fill(request);
+    CHECK(w.enqueue(std::move(request)));
+    w.flush();
+    CHECK(w.last_error().find("Read-only") != std::string::npos);
+    disk.set_read_only(false);
+    append(tokens, 2, 40);
+    request = w.plan(planned(m, tokens));
+    CHECK(request.runs.at(0).p0 == 0);
+    m.fill(request);
+    CHECK(w.enqueue(std::move(request)));
+    w.flush();
+    CHECK(w.last_error().empty());
+    CHECK(m.restore(*s, tokens) == 80);
+}
+
+TEST(threads_trip_over_each_other) {
+    fault_env     disk;
+    model         m;
+    store_options o = m.options();
+    o.max_bytes = 300 << 10;
+    o.ram_bytes = 20 << 10;
+    auto   s = open(disk, o);
+    writer w(*s, 1 << 20);
+    std::atomic<bool>        done{ false };
+    std::vector<std::thread> readers;
+    for (uint64_t t = 0; t < 3; t++) {
+        readers.emplace_back([&, t] {
+            random_source r{ t };
+            while (!done) {
+                m.restore(*s, random_tokens(r.below(60), 200));
+                s->list();
+                s->stats();
+            }
+        });
+    }
+    for (uint64_t i = 0; i < 200; i++) {
+        const std::vector<token> tokens  = random_tokens(i % 60, 200);
+        save_request             request = w.plan(planned(m, tokens));
+        m.fill(request);
+        w.enqueue(std::move(request));
+        if (i % 20 == 0) {
+            uint64_t freed = 0;
+            CHECK(s->gc(freed).is_ok());
+        }
+    }
+    w.stop();
+    done = true;
+    for (std::thread & t : readers) {
+        t.join();
+    }
+    CHECK(s->stats().values.damaged_total() == 0);
+    CHECK(disk.disk_bytes() <= o.max_bytes);
+}
+
+int main() {
+    return run_tests();
+}
