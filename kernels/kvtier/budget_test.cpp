@@ -2,10 +2,9 @@
 // is measured from outside, with reopening in between.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
+#include "kvtier/unsynced_env.h"
 
 #include <cstdlib>
-#include <map>
-#include <set>
 
 #include <unistd.h>
 
@@ -51,6 +50,7 @@ private:
 
 TEST(the_budget_is_exceeded_on_a_real_disk) {
     temp_folder   folder;
+    unsynced_env  disk;
     model         m;
     m.bytes_per_token = 64;
     store_options o = m.options();
@@ -59,7 +59,7 @@ TEST(the_budget_is_exceeded_on_a_real_disk) {
     o.ram_bytes         = 100 << 10;
     o.max_conversations = 40;
     random_source r{ 42 };
-    auto          s = open(posix_env(), o);
+    auto          s = open(disk, o);
 
     std::vector<std::vector<token>> talks; // the naive model: what was said, nothing about how it is stored
     uint64_t n_restored = 0, n_evicted = 0, n_skipped = 0, highest = 0;
@@ -103,7 +103,7 @@ TEST(the_budget_is_exceeded_on_a_real_disk) {
             n_evicted += s->stats().values.evicted_segments;
             n_skipped += s->stats().values.skipped_budget;
             s = nullptr;
-            s = open(posix_env(), o);
+            s = open(disk, o);
             CHECK(s->stats().values.damaged_total() == 0);
         }
         CHECK(s->stats().ram_bytes <= o.ram_bytes);
@@ -124,7 +124,7 @@ TEST(the_budget_is_exceeded_on_a_real_disk) {
     CHECK(n_restored > 1000);
     o.max_bytes = 200 << 10; // a smaller budget holds from the moment of opening
     s = nullptr;
-    s = open(posix_env(), o);
+    s = open(disk, o);
     CHECK(measured(o.root_dir) <= o.max_bytes);
     verify_report report;
     CHECK(s->verify(report).is_ok());

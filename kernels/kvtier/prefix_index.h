@@ -16,6 +16,7 @@
 #include "kvtier/ram_tier.h"
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -28,6 +29,7 @@ namespace kvtier {
 struct segment;
 struct conversation;
 struct checkpoint;
+struct run;
 
 // The folded state at the end of a run.
 struct anchor {
@@ -44,8 +46,47 @@ struct anchor {
     int64_t  last_used_ms    = 0;
     uint64_t last_turn       = 0;
     uint64_t hits            = 0;
-    struct run *          at = nullptr; // null: its run is not stored
+    run *    at = nullptr; // null: its run is not stored
     std::atomic<uint32_t> pins{ 0 };
+};
+
+// The runs that continue another one, ascending by their tokens. Nearly always there is one: it takes no memory of its
+// own then, which spares a search among millions of runs a cache miss per page.
+class run_row {
+public:
+    run * const * begin() const { return many != nullptr ? many->data() : &one; }
+    run * const * end()   const { return begin() + size(); }
+    size_t        size()  const { return many != nullptr ? many->size() : one != nullptr; }
+    bool          empty() const { return size() == 0; }
+
+    void insert(run * const * before, run * r) {
+        if (empty() && many == nullptr) {
+            one = r;
+            return;
+        }
+        const std::ptrdiff_t at = before - begin();
+        if (many == nullptr) {
+            many = std::make_unique<std::vector<run *>>(1, one);
+        }
+        many->insert(many->begin() + at, r);
+    }
+
+    void erase(run * const * r) {
+        if (many != nullptr) {
+            many->erase(many->begin() + (r - begin()));
+        } else {
+            one = nullptr;
+        }
+    }
+
+    void clear() {
+        many.reset();
+        one = nullptr;
+    }
+
+private:
+    run *                               one = nullptr;
+    std::unique_ptr<std::vector<run *>> many; // if it is there, `one` means nothing
 };
 
 struct run {
@@ -61,7 +102,7 @@ struct run {
     uint64_t        checksum = 0;
     bool            attached = false;
     std::shared_ptr<anchor> anchored;
-    std::vector<run *>      children; // ascending by their tokens
+    run_row                 children;
 };
 
 // A file of runs that were saved together; the unit of eviction.
@@ -112,14 +153,10 @@ public:
     size_t size() const { return by_key.size(); }
 
 private:
-    struct chain {
-        std::vector<run *> children;
-    };
-
-    std::vector<run *> & siblings(run & r);
+    run_row & siblings(run & r);
 
     std::unordered_map<key, run *, key_hash> by_key;
-    std::map<std::pair<key, key>, chain>     chains; // by namespace and root
+    std::map<std::pair<key, key>, run_row>   chains; // their first runs, by namespace and root
 };
 
 } // namespace kvtier

@@ -7,6 +7,7 @@
 // in less than 2 s.
 #include "kvtier/file_names.h"
 #include "kvtier/store.h"
+#include "kvtier/unsynced_env.h"
 
 #include <algorithm>
 #include <chrono>
@@ -50,12 +51,15 @@ static figures measure(const std::string & folder, size_t n_conversations, size_
     o.root_dir = folder + "/cache-" + std::to_string(n_conversations);
     o.fingerprint[0]    = 1;
     o.max_conversations = 1u << 30;
+    o.max_checkpoints   = 1u << 30;
+    o.max_cold          = 1u << 30;
     chain_root root = { o.fingerprint, o.page_size, "", {} };
     figures    out{};
     const size_t n = n_pages * o.page_size;
 
+    unsynced_env           fast;
     std::unique_ptr<store> s;
-    if (status opened = store::open(posix_env(), o, s); !opened.is_ok()) {
+    if (status opened = store::open(fast, o, s); !opened.is_ok()) {
         std::fprintf(stderr, "%s\n", opened.message().c_str());
         std::exit(1);
     }

@@ -5,6 +5,7 @@
 #include "kvtier/store_state.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace kvtier {
 
@@ -115,35 +116,40 @@ void store_state::forget_segment(segment & s, doomed_files & out) {
     out.push_back(std::move(file));
 }
 
-// Segments that no checkpoint needs any more, from a chain's end towards its start.
-void store_state::forget_unused_above(segment * s, doomed_files & out) {
-    while (s != nullptr && s->users.empty() && s->n_outer_children == 0 && s->pins == 0 && segments.count(s->id) != 0) {
-        segment * above = nullptr;
-        for (const run & r : s->runs) {
-            if (r.parent != nullptr && r.parent->owner != s) {
-                above = r.parent->owner;
+// A conversation with everything that only it uses: also state whose checkpoint was retired long ago, or never
+// written. That is all that hangs below its first tokens, because they are what makes it this conversation.
+void store_state::forget_conversation(conversation & c, doomed_files & out) {
+    std::vector<uint64_t> mine; // ids: a segment may go while another is looked at
+    const auto            take = [&mine](const segment & s) { mine.push_back(s.id); };
+    std::vector<run *>    below;
+    for (const auto & [number, point] : c.checkpoints) {
+        for (run * r = point->end; r != nullptr; r = r->parent) {
+            take(*r->owner);
+            if (r->p0 < n_conversation_tokens && r->p1 >= n_conversation_tokens) {
+                below.push_back(r);
             }
         }
-        forget_segment(*s, out);
-        s = above;
     }
-}
+    for (size_t i = 0; i < below.size(); i++) {
+        take(*below[i]->owner);
+        below.insert(below.end(), below[i]->children.begin(), below[i]->children.end());
+    }
+    while (c.checkpoints.size() > 1) {
+        forget_checkpoint(*c.checkpoints.rbegin()->second, out);
+    }
+    forget_checkpoint(*c.checkpoints.begin()->second, out); // c is gone
 
-void store_state::forget_conversation(conversation & c, doomed_files & out) {
-    const conversation_id id = { c.name_space, c.hash };
-    std::vector<uint64_t> ends; // segments; one may go on the way up from another
-    while (conversations.count(id) != 0 && !c.checkpoints.empty()) {
-        checkpoint & last = *c.checkpoints.rbegin()->second;
-        ends.push_back(last.end->owner->id);
-        const bool only = c.checkpoints.size() == 1;
-        forget_checkpoint(last, out);
-        if (only) {
-            break; // c is gone
-        }
-    }
-    for (uint64_t end : ends) {
-        if (const auto it = segments.find(end); it != segments.end()) {
-            forget_unused_above(it->second.get(), out);
+    std::sort(mine.begin(), mine.end(), std::greater<uint64_t>()); // later ones tend to continue earlier ones
+    mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (uint64_t id : mine) {
+            const auto it = segments.find(id);
+            if (it != segments.end() && it->second->users.empty() && it->second->n_outer_children == 0) {
+                const std::shared_ptr<segment> gone = it->second;
+                forget_segment(*gone, out);
+                changed = true;
+            }
         }
     }
 }
@@ -345,10 +351,9 @@ void store_state::apply_limits(const key & name_space, const conversation * chan
                     continue;
                 }
                 n_cold -= cold;
-                segment * end = point.end->owner;
+                // Its state stays until room is needed: another prompt may well begin the same way.
                 count.retired_checkpoints++;
                 forget_checkpoint(point, files);
-                forget_unused_above(end, files);
             }
             // Anchors along the newest checkpoint that only this conversation uses.
             if (changed != nullptr && changed != c) {

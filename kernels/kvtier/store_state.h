@@ -131,7 +131,6 @@ struct store_state {
     void   forget_checkpoint(checkpoint & c, doomed_files & out);
     void   forget_checkpoints_at(const run * at, doomed_files & out);
     void   forget_conversation(conversation & c, doomed_files & out);
-    void   forget_unused_above(segment * s, doomed_files & out);
     void   apply_limits(const key & name_space, const conversation * changed); // null: any may have
     void   set_aside(const std::string & folder, const std::string & name, uint64_t size);
     void   note(const std::string & path, const status & why); // mu held

@@ -236,6 +236,31 @@ TEST(limits_of_checkpoints_and_conversations_are_forgotten) {
     }
 }
 
+TEST(retired_checkpoints_outlive_the_removal_of_their_conversation) {
+    fault_env     disk;
+    model         m;
+    store_options o = m.options();
+    o.max_checkpoints = 2;
+    const std::vector<token> prefix = random_tokens(1, 1100); // one conversation: the same first 1024 tokens
+    auto s = open(disk, o);
+    std::vector<std::vector<token>> talks;
+    for (uint64_t i = 0; i < 8; i++) {
+        talks.push_back(prefix);
+        append(talks.back(), 10 + i, 40);
+        CHECK(m.save(*s, talks.back(), 1000).is_ok());
+    }
+    CHECK(s->list().at(0).turns == 2);
+    for (const auto & tokens : talks) {
+        CHECK(m.restore(*s, tokens) == 1140); // the state of retired ones is still good
+    }
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, conversation_hash(prefix.data(), prefix.size()), freed).is_ok());
+    for (const auto & tokens : talks) {
+        CHECK(m.restore(*s, tokens) == 0);
+    }
+    CHECK(s->stats().n_segments == 0);
+}
+
 TEST(tiers_do_not_follow_turns) {
     fault_env     disk;
     model         m;
