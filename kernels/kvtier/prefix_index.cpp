@@ -166,6 +166,7 @@ walk_result prefix_index::walk(const key & name_space, const key & root, const t
             const auto it = std::upper_bound(row.begin(), end, left, [rest](size_t n, const run * r) {
                 return token_order(rest, n, r->tokens, length(r));
             });
+            out.n_compared++;
             if (first && it != row.end()) {
                 better(*it, done + common_prefix(*it, rest, left));
             }

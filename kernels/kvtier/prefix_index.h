@@ -133,6 +133,7 @@ struct walk_result {
     uint32_t           n_common = 0;       // tokens that agree with something stored
     run *              last     = nullptr; // the run that holds token n_common - 1; it may reach further
     run *              anchored = nullptr; // the longest run with an anchor that lies wholly within the prompt
+    size_t             n_compared = 0;     // runs that were compared with the prompt
     std::vector<run *> whole;              // every run on the prompt's path that lies wholly within it
 };
 

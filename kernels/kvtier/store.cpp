@@ -255,7 +255,9 @@ status store::load(const match & m, const token * tokens, size_t n_tokens, loade
     }
     loaded.runs.resize(m.runs.size());
     for (size_t i = 0; i < m.runs.size(); i++) {
-        loaded.runs[i] = { m.runs[i].p0, m.runs[i].p1, s.ram.get(object_kind::page, m.runs[i].k, turn) };
+        // A model without attention rows has runs without payload: there is nothing to read.
+        loaded.runs[i] = { m.runs[i].p0, m.runs[i].p1, m.runs[i].size == 0 ? std::make_shared<buffer>(0)
+                           : s.ram.get(object_kind::page, m.runs[i].k, turn) };
         s.count.bytes_from_ram += loaded.runs[i].data != nullptr ? m.runs[i].size : 0;
     }
     if (m.at != nullptr) {
@@ -299,6 +301,7 @@ status store::load(const match & m, const token * tokens, size_t n_tokens, loade
         s.note(task.path, task.result);
         if (task.is_anchor) {
             if (s.anchors.count({ m.name_space, m.at->k }) != 0) {
+                s.forget_checkpoints_at(m.at->at, damaged);
                 s.forget_anchor(m.at, damaged);
                 damaged.back().aside = true;
             }

@@ -152,6 +152,24 @@ TEST(folded_state_is_used_at_another_length) {
     CHECK(m.restore(*s, tokens) == 100);
 }
 
+TEST(a_model_without_attention_rows_is_not_stored) {
+    fault_env disk;
+    model     m;
+    m.bytes_per_token = 0;
+    m.folded_size     = 500;
+    std::vector<token> tokens = random_tokens(1, 100);
+    auto s = open(disk, m.options());
+    CHECK(m.save(*s, tokens, 40, true, { 40 }).is_ok());
+    s = nullptr;
+    s = open(disk, m.options());
+    append(tokens, 2, 10);
+    disk.reset_calls();
+    CHECK(m.restore(*s, tokens) == 100);
+    CHECK(disk.calls() == 2); // only the anchor is opened and read
+    tokens[70] ^= 1;
+    CHECK(m.restore(*s, tokens) == 40);
+}
+
 TEST(a_user_finds_what_another_user_stored) {
     fault_env disk;
     model     alice, bob;
