@@ -1,0 +1,29 @@
+// The fingerprint of a model as a context runs it: the name of its folder in the cache, and part of every key.
+#pragma once
+
+#include "kvtier/keys.h"
+#include "kvtier/status.h"
+
+#include "llama.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace llama_run {
+
+struct fingerprint_request {
+    std::string           model_path; // the first part of a split set
+    const llama_context * ctx    = nullptr;
+    ggml_type             type_k = GGML_TYPE_F16;
+    ggml_type             type_v = GGML_TYPE_F16;
+
+    // Whatever else is applied to all requests: control vectors, adapters loaded with the model. Name and content.
+    std::vector<std::pair<std::string, std::string>> extras;
+};
+
+// Reads the metadata, the tensor table and a sample of every tensor from the GGUF files: two fine-tunes of one shape
+// differ in their tensors only. Takes milliseconds for small models and well under a second for large ones.
+kvtier::status model_fingerprint(const fingerprint_request & request, kvtier::key & out);
+
+} // namespace llama_run

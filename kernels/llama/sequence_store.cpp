@@ -1,0 +1,192 @@
+#include "llama/sequence_store.h"
+
+#include "state_rows.h"
+
+#include <utility>
+
+namespace llama_run {
+
+using kvtier::buffer;
+using kvtier::status;
+
+// A blob for kinds of memory that have nothing to store for a run but its tokens.
+static kvtier::blob no_rows() {
+    static const kvtier::blob empty = std::make_shared<const buffer>(0);
+    return empty;
+}
+
+sequence_store::sequence_store(llama_context * ctx, const sequence_store_options & options) :
+    ctx(ctx), options(options), parts(llama_state_parts(ctx)) {}
+
+status sequence_store::open(kvtier::env & e, llama_context * ctx, const sequence_store_options & options,
+                            std::unique_ptr<sequence_store> & out) {
+    std::unique_ptr<sequence_store> made(new sequence_store(ctx, options));
+    const status s = kvtier::store::open(e, options.store, made->store_);
+    if (!s.is_ok()) {
+        return s;
+    }
+    made->writer_ = std::make_unique<kvtier::writer>(*made->store_, options.queue_bytes);
+    out = std::move(made);
+    return s;
+}
+
+bool sequence_store::folded() const {
+    return parts != LLAMA_STATE_PART_ROWS;
+}
+
+kvtier::chain_root sequence_store::root(const sequence_scope & scope) const {
+    return { options.store.fingerprint, options.store.page_size, scope.name_space, scope.adapters };
+}
+
+// The number of tokens that the sequence holds, as its memory counts them.
+static uint32_t n_held(const llama_context * ctx, llama_seq_id seq) {
+    return static_cast<uint32_t>(llama_memory_seq_pos_max(llama_get_memory(ctx), seq) + 1);
+}
+
+status sequence_store::take_anchor(llama_seq_id seq, uint32_t n_tokens, anchor_copy & out) const {
+    if (!folded()) {
+        return status::miss("the state has no folded part");
+    }
+    if (n_held(ctx, seq) != n_tokens) {
+        return status::miss("the sequence holds " + std::to_string(n_held(ctx, seq)) + " tokens, not " +
+                            std::to_string(n_tokens));
+    }
+    const bool   in_parts = parts & LLAMA_STATE_PART_FOLDED;
+    const size_t size     = in_parts ? llama_state_folded_size(ctx, seq, LLAMA_STATE_FOLDED_LAYOUT)
+                                     : llama_state_seq_get_size(ctx, seq);
+    const auto   data     = std::make_shared<buffer>(size);
+    const size_t written  = in_parts ? llama_state_folded_get(ctx, data->data(), size, seq, LLAMA_STATE_FOLDED_LAYOUT)
+                                     : llama_state_seq_get_data(ctx, data->data(), size, seq);
+    if (size == 0 || written != size) {
+        return status::miss("the context does not give its folded state now");
+    }
+    out = { n_tokens, data };
+    return status::ok();
+}
+
+status sequence_store::copy_rows(llama_seq_id seq, kvtier::save_run & run) const {
+    if (!(parts & LLAMA_STATE_PART_ROWS)) {
+        run.data = no_rows();
+        return status::ok();
+    }
+    const llama_pos p0   = static_cast<llama_pos>(run.p0);
+    const llama_pos p1   = static_cast<llama_pos>(run.p1);
+    const size_t    size = llama_state_rows_size(ctx, seq, p0, p1);
+    const auto      data = std::make_shared<buffer>(size);
+    if (size == 0 || llama_state_rows_get(ctx, data->data(), size, seq, p0, p1) != size) {
+        return status::miss("the sequence does not hold the rows of tokens " + std::to_string(run.p0) + " to " +
+                            std::to_string(run.p1));
+    }
+    run.data = data;
+    return status::ok();
+}
+
+status sequence_store::save(llama_seq_id seq, const sequence_turn & turn) {
+    std::vector<anchor_copy> anchors = turn.anchors;
+    const uint32_t           n       = static_cast<uint32_t>(turn.tokens.size());
+    if (folded() && (anchors.empty() || anchors.back().n_tokens != n)) {
+        anchor_copy last;
+        const status s = take_anchor(seq, n, last);
+        if (!s.is_ok()) {
+            return s;
+        }
+        anchors.push_back(std::move(last));
+    }
+
+    kvtier::plan_request wanted;
+    wanted.root     = root(turn.scope);
+    wanted.tokens   = turn.tokens.data();
+    wanted.n_tokens = turn.tokens.size();
+    wanted.n_static = turn.n_static;
+    for (const anchor_copy & anchor : anchors) {
+        wanted.anchors.push_back(anchor.n_tokens);
+    }
+
+    kvtier::save_request request = writer_->plan(wanted);
+    request.checkpoint = turn.complete;
+    request.folded     = folded();
+    request.roles      = turn.roles;
+    request.backend    = options.backend;
+    for (kvtier::save_run & run : request.runs) {
+        const status s = copy_rows(seq, run);
+        if (!s.is_ok()) {
+            return s;
+        }
+    }
+    for (kvtier::save_anchor & planned : request.anchors) {
+        for (const anchor_copy & anchor : anchors) {
+            if (anchor.n_tokens == planned.n_tokens) {
+                planned.data = anchor.data;
+            }
+        }
+    }
+    if (!writer_->enqueue(std::move(request))) {
+        return status::no_space("the writer is behind: this turn is not stored");
+    }
+    return status::ok();
+}
+
+kvtier::match sequence_store::find(const sequence_scope & scope, const std::vector<kvtier::token> & tokens,
+                                   size_t limit) const {
+    kvtier::lookup_request request;
+    request.root     = root(scope);
+    request.tokens   = tokens.data();
+    request.n_tokens = tokens.size();
+    request.limit    = limit;
+    request.folded   = folded();
+    return store_->lookup(request);
+}
+
+status sequence_store::read(const kvtier::match & m, const std::vector<kvtier::token> & tokens,
+                            kvtier::loaded_state & out) {
+    const status s = store_->load(m, tokens.data(), tokens.size(), out);
+    if (s.is_ok()) {
+        store_->touch(m);
+    }
+    return s;
+}
+
+status sequence_store::put(llama_seq_id seq, const kvtier::loaded_state & state) const {
+    llama_memory_t memory = llama_get_memory(ctx);
+    llama_memory_seq_rm(memory, seq, -1, -1);
+    const status s = put_parts(seq, state);
+    if (!s.is_ok()) {
+        llama_memory_seq_rm(memory, seq, -1, -1);
+    }
+    return s;
+}
+
+status sequence_store::put_parts(llama_seq_id seq, const kvtier::loaded_state & state) const {
+    const llama_pos n_tokens = static_cast<llama_pos>(state.n_tokens);
+    if (parts & LLAMA_STATE_PART_ROWS) {
+        for (const kvtier::loaded_run & run : state.runs) {
+            if (llama_state_rows_append(ctx, run.data->data(), run.data->size(), seq) != run.data->size()) {
+                return status::miss("the context refuses the rows of tokens " + std::to_string(run.p0) + " to " +
+                                    std::to_string(run.p1));
+            }
+        }
+    }
+    if (!folded()) {
+        // The last run may reach beyond what the prompts have in common.
+        llama_memory_seq_rm(llama_get_memory(ctx), seq, n_tokens, -1);
+        return status::ok();
+    }
+    if (!state.anchor) {
+        return status::miss("there is no anchor at " + std::to_string(n_tokens) + " tokens");
+    }
+    const buffer & anchor = *state.anchor;
+    const size_t   taken  = parts & LLAMA_STATE_PART_FOLDED
+                                ? llama_state_folded_set(ctx, anchor.data(), anchor.size(), seq, n_tokens)
+                                : llama_state_seq_set_data(ctx, anchor.data(), anchor.size(), seq);
+    // State in one piece does not say at which length it was taken, but the sequence does afterwards.
+    if (taken != anchor.size() || n_held(ctx, seq) != state.n_tokens) {
+        return status::miss("the context refuses the anchor at " + std::to_string(n_tokens) + " tokens");
+    }
+    return status::ok();
+}
+
+void sequence_store::flush() {
+    writer_->flush();
+}
+
+} // namespace llama_run

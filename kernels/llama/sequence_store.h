@@ -1,0 +1,100 @@
+// Between a llama_context's sequences and the store: copies state out of a context to be written, and puts stored state
+// back.
+//
+//   persist:  take_anchor at the lengths that deserve one, then save when the prompt is evaluated and when the turn ends
+//   lookup:   find, from memory
+//   restore:  read, which reads and verifies every byte, then put, which changes the context
+//
+// Every kind of memory goes through the same calls; which parts a context's state has (rows, folded, neither) decides what
+// is copied. A sequence that cannot be taken apart is stored as one anchor that holds all of it.
+//
+// Thread safety: take_anchor, save and put touch the context and belong to its thread. find may be called from any thread;
+// read too, and is meant for a worker. Ownership: the context must outlive this object. No exception but for lack of memory.
+#pragma once
+
+#include "kvtier/env.h"
+#include "kvtier/search.h"
+#include "kvtier/store.h"
+#include "kvtier/writer.h"
+
+#include "llama.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace llama_run {
+
+// What separates this sequence's chain from those of other users and adapters.
+struct sequence_scope {
+    std::string                  name_space; // user; empty = anonymous
+    std::vector<kvtier::adapter> adapters;   // of the request
+};
+
+// State that is valid at n_tokens and nowhere else.
+struct anchor_copy {
+    uint32_t     n_tokens = 0;
+    kvtier::blob data;
+};
+
+struct sequence_turn {
+    sequence_scope             scope;
+    std::vector<kvtier::token> tokens;           // what the sequence holds, from position 0
+    std::vector<anchor_copy>   anchors;          // taken on the way
+    uint32_t                   n_static = 0;     // tokens before the first user message
+    std::vector<kvtier::role_mark> roles;
+    bool                       complete = true;  // false: the prompt is evaluated, the answer is still to come
+};
+
+struct sequence_store_options {
+    kvtier::store_options store;       // with the fingerprint of the context's model
+    uint64_t              queue_bytes = uint64_t(1) << 30;
+    std::string           backend;     // shown, never compared
+};
+
+class sequence_store {
+public:
+    static kvtier::status open(kvtier::env & e, llama_context * ctx, const sequence_store_options & options,
+                               std::unique_ptr<sequence_store> & out);
+
+    // Whether state is restored at anchors only.
+    bool folded() const;
+
+    // Copies the state that only holds at this length. The sequence must hold exactly n_tokens tokens. Miss when there is
+    // no such part: rows alone do.
+    kvtier::status take_anchor(llama_seq_id seq, uint32_t n_tokens, anchor_copy & out) const;
+
+    // Copies what is not stored yet and queues it for the writer; takes the anchor at the end itself. Miss when the
+    // sequence does not hold these tokens, no_space when the queue is full. Serving goes on either way.
+    kvtier::status save(llama_seq_id seq, const sequence_turn & turn);
+
+    // limit: tokens of use at most; one less than the prompt where the last token must be evaluated for its logits.
+    kvtier::match find(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit) const;
+
+    kvtier::status read(const kvtier::match & m, const std::vector<kvtier::token> & tokens, kvtier::loaded_state & out);
+
+    // Replaces what the sequence holds. Anything but ok: the sequence is empty, and the message says why.
+    kvtier::status put(llama_seq_id seq, const kvtier::loaded_state & state) const;
+
+    // Waits until all that was saved is on disk.
+    void flush();
+
+    kvtier::store &  store() { return *store_; }
+    kvtier::writer & queue() { return *writer_; }
+
+private:
+    sequence_store(llama_context * ctx, const sequence_store_options & options);
+
+    kvtier::chain_root root(const sequence_scope & scope) const;
+    kvtier::status     copy_rows(llama_seq_id seq, kvtier::save_run & run) const;
+    kvtier::status     put_parts(llama_seq_id seq, const kvtier::loaded_state & state) const;
+
+    llama_context *                 ctx;
+    const sequence_store_options    options;
+    const uint32_t                  parts;   // of llama_state_part; 0 = one piece
+    std::unique_ptr<kvtier::store>  store_;
+    std::unique_ptr<kvtier::writer> writer_; // after store_: it must go first
+};
+
+} // namespace llama_run

@@ -1,0 +1,92 @@
+// A sequence's state, cut in two: the part that may be cut by position, and the part that may not.
+//
+//   rows    attention K/V, one row per token and layer. Rows [0, n) of a sequence are valid without the rows after them.
+//   folded  sliding-window K/V and recurrent state. It describes the sequence at one exact length and nothing else.
+//
+// Rows [0, n) and the folded part at n tokens, put back in either order, are the whole state at n tokens: the bytes of
+// llama_state_seq_get_data are those of the sequence that was saved.
+//
+// These functions are compiled into libllama (libllama.cmake) because they need its memory classes; callers need llama.h
+// and this header only. Like the rest of llama.h they are not thread-safe: one thread per context. No exception leaves them.
+//
+// The bytes do not depend on context size, number of sequences, unified or split KV, nor on the sequence id. They do depend
+// on the model, the K and V types and on flash attention (V is stored transposed without it). They are in host byte order.
+// Bytes from a hostile source are refused, or are rows and states of the right shape with the wrong content: what they
+// cannot do is crash, write outside the sequence, or leave a refused append half done. Content is for a checksum to prove.
+
+#pragma once
+
+#include "llama.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What the state of this context's sequences consists of. 0: it cannot be taken apart (or the context keeps no memory of its
+// own); only llama_state_seq_get_data, for an exact length, will do.
+enum llama_state_part {
+    LLAMA_STATE_PART_ROWS   = 1,
+    LLAMA_STATE_PART_FOLDED = 2,
+};
+
+LLAMA_API uint32_t llama_state_parts(const struct llama_context * ctx);
+
+// The number of positions [0, n) whose rows the sequence holds without a gap; 0 where there are none or no rows part.
+// llama_memory_seq_pos_max answers for the folded part where there is one, so it is no substitute.
+LLAMA_API llama_pos llama_state_rows_count(const struct llama_context * ctx, llama_seq_id seq_id);
+
+// Rows of positions [p0, p1). 0: no rows part, positions missing or shared by several cells (an image), a shift or a copy
+// that waits for the next llama_decode, or dst is too small. Otherwise the number of bytes.
+LLAMA_API size_t llama_state_rows_size(
+        struct llama_context * ctx,
+                llama_seq_id   seq_id,
+                   llama_pos   p0,
+                   llama_pos   p1);
+
+LLAMA_API size_t llama_state_rows_get(
+        struct llama_context * ctx,
+                     uint8_t * dst,
+                      size_t   size,
+                llama_seq_id   seq_id,
+                   llama_pos   p0,
+                   llama_pos   p1);
+
+// Append rows that begin where the sequence's rows end. src holds exactly one result of llama_state_rows_get.
+// Returns size, or 0 and nothing has changed: malformed, another model or cache type, not the next position, no free cells.
+LLAMA_API size_t llama_state_rows_append(
+        struct llama_context * ctx,
+               const uint8_t * src,
+                      size_t   size,
+                llama_seq_id   seq_id);
+
+// Keep, besides the window, the rows that have left it and are not overwritten yet, so that the cells of the sequence are
+// laid out as they were: with it, evaluation after a restore into an empty context is bit for bit that of a process that
+// never stopped. Without it the part is smaller and exact in content, and sums over the window may round differently.
+#define LLAMA_STATE_FOLDED_LAYOUT 1
+
+// The folded part as it is now. 0: none, or as for rows.
+LLAMA_API size_t llama_state_folded_size(
+        struct llama_context * ctx,
+                llama_seq_id   seq_id,
+                    uint32_t   flags);
+
+LLAMA_API size_t llama_state_folded_get(
+        struct llama_context * ctx,
+                     uint8_t * dst,
+                      size_t   size,
+                llama_seq_id   seq_id,
+                    uint32_t   flags);
+
+// Replace the folded part by one that was taken at exactly n_tokens. Returns size, or 0: malformed or another length, and
+// nothing has changed; or the caches have no room for it, or the memory is one that upstream reads as it goes (DeepSeek 4),
+// and the folded part is empty (drop the sequence).
+LLAMA_API size_t llama_state_folded_set(
+        struct llama_context * ctx,
+               const uint8_t * src,
+                      size_t   size,
+                llama_seq_id   seq_id,
+                   llama_pos   n_tokens);
+
+#ifdef __cplusplus
+}
+#endif
