@@ -19,23 +19,41 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def say(message: str) -> None:
-    err.print(escape(message))
+    err.print(escape(_encodable(message)))
+
+
+def _encodable(text: str) -> str:
+    """File names may hold bytes that are no text; a message about them must still come out."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def show_error(error: UserError) -> None:
-    err.print(Text("error: ", style="bold red") + Text(error.message))
+    err.print(Text("error: ", style="bold red") + Text(_encodable(error.message)))
     if error.hint:
-        err.print(Text("hint: ", style="bold cyan") + Text(error.hint))
+        err.print(Text("hint: ", style="bold cyan") + Text(_encodable(error.hint)))
 
 
 def duration(seconds: float) -> str:
-    """7 -> '7 s', 75 -> '1 min 15 s', 3700 -> '1 h 1 min'."""
+    """7 -> '7 s', 75 -> '1 min 15 s', 3700 -> '1 h 1 min', 200000 -> '2 d 7 h'."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    if whole < 172800:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def size(n_bytes: float) -> str:
+    """812 -> '812 B', 4096 -> '4.1 kB', 5300000000 -> '5.30 GB'."""
+    if n_bytes < 1000:
+        return f"{n_bytes:.0f} B"
+    for unit, scale, digits in (("kB", 1e3, 1), ("MB", 1e6, 1), ("GB", 1e9, 2)):
+        # What rounding would show as 1000.0 belongs to the next unit.
+        if n_bytes / scale < 1000 - 0.5 / 10**digits:
+            return f"{n_bytes / scale:.{digits}f} {unit}"
+    return f"{n_bytes / 1e12:.2f} TB"
 
 
 class StepProgress:

@@ -51,6 +51,10 @@ class Home:
         return self.models / "built-in"
 
     @property
+    def kv_cache(self) -> Path:
+        return self.root / "kv-cache"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

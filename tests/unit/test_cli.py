@@ -8,7 +8,7 @@ import pytest
 from helpers import ROOT
 
 from pyrun.cli.main import main
-from pyrun.console import duration
+from pyrun.console import duration, size
 from pyrun.docs import cli_page
 
 PIN = (ROOT / "llama.cpp" / "upstream.toml").read_text()
@@ -122,6 +122,17 @@ def test_cli_page_differs_from_the_commands() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == cli_page(), "run `python -m pyrun.docs`"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (75, "1 min 15 s"), (3700, "1 h 1 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59, "59 s"), (75, "1 min 15 s"), (3700, "1 h 1 min"), (200_000, "2 d 7 h")],
+)
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (4096, "4.1 kB"), (999_999, "1.0 MB"), (5.3e9, "5.30 GB"), (2e13, "20.00 TB")],
+)
+def test_size(n_bytes: float, text: str) -> None:
+    assert size(n_bytes) == text

@@ -1,0 +1,172 @@
+"""Removing stored state: what nothing can use, what is damaged, and what a user no longer wants."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyrun import _kernels
+from pyrun.cache.folder import (
+    QUARANTINE,
+    HeldError,
+    Model,
+    Visited,
+    check_writable,
+    explained,
+    find_models,
+    opened,
+    visit,
+)
+from pyrun.cache.look import Conversation, Damage, Progress, Reading, damage_of, list_model, verify_store
+from pyrun.errors import UserError
+
+USER_ID = re.compile(r"[a-zA-Z0-9_-]{1,512}")
+HASH = re.compile(r"[0-9a-f]{4,16}")
+ANONYMOUS = bytes(16)
+
+
+@dataclass(frozen=True)
+class Collected:
+    fingerprint: str
+    bytes_before: int
+    bytes_after: int
+    quarantine_bytes: int  # still there
+    damaged: list[Damage]  # found now: set aside, and without --corrupt removed
+
+    @property
+    def bytes_freed(self) -> int:
+        return self.bytes_before - self.bytes_after
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something to remove: one conversation, all of a user, or (with neither) all of a model."""
+
+    model: Model
+    conversations: list[Conversation]
+    n_bytes: int
+    hash: int | None = None
+    name_space: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Removed:
+    cache: str
+    bytes_freed: int
+    conversations: list[Conversation]
+
+
+def collect(cache: Path, prefix: str | None = None) -> Visited[Collected]:
+    """Removes what nothing can use: unfinished files, pages without a beginning, and what was set aside."""
+
+    def clean(model: Model) -> Collected:
+        before = _kernels.measure_tree(str(model.path))
+        with opened(model, change=True) as store:
+            damaged = [damage_of(found) for found in store.damaged()]
+            store.gc()
+        return _collected(model, before, damaged)
+
+    return visit(cache, prefix, clean)
+
+
+def set_damaged_aside(cache: Path, prefix: str | None = None, progress: Progress | None = None) -> Visited[Collected]:
+    """Reads every byte and moves the files that fail out of the way, with the checkpoints that cannot do without."""
+    reading = Reading(find_models(cache, prefix), progress)
+
+    def clean(model: Model) -> Collected:
+        before = _kernels.measure_tree(str(model.path))
+        with opened(model, change=True) as store:  # opening sets aside what it finds itself
+            report = verify_store(model, store, reading.of(model))
+            damaged = {found.path: found for found in report.damaged}
+            if damaged:
+                store.set_aside(list(damaged))
+        with opened(model, change=True) as store:
+            damaged |= {found.path: damage_of(found) for found in store.damaged()}
+        return _collected(model, before, list(damaged.values()))
+
+    return visit(cache, prefix, clean)
+
+
+def _collected(model: Model, before: int, damaged: list[Damage]) -> Collected:
+    aside = model.path / QUARANTINE
+    return Collected(
+        fingerprint=model.name,
+        bytes_before=before,
+        bytes_after=_kernels.measure_tree(str(model.path)),
+        quarantine_bytes=_kernels.measure_tree(str(aside)) if aside.is_dir() else 0,
+        damaged=damaged,
+    )
+
+
+def select_conversations(cache: Path, hashes: Sequence[str], prefix: str | None = None) -> list[Target]:
+    """By hash or its first digits. The same prompt under several models or users is all of them."""
+    stored: list[tuple[Model, Conversation]] = []
+    held: list[HeldError] = []
+    for model in find_models(cache, prefix):
+        try:
+            stored += [(model, conversation) for conversation in list_model(model).conversations]
+        except HeldError as error:
+            held.append(error)
+    chosen: dict[tuple[str, str | None, str], Target] = {}
+    for wanted in hashes:
+        start = wanted.lower()
+        if not HASH.fullmatch(start):
+            raise UserError(f"{wanted!r} is not the hash of a conversation", "give 4 to 16 digits of 0-9 and a-f")
+        found = [(model, c) for model, c in stored if c.hash.startswith(start)]
+        names = sorted({c.hash for _, c in found})
+        if len(names) > 1:
+            listed = "".join(f"\n  {name}" for name in names)
+            raise UserError(f"{wanted} could be any of these conversations:{listed}", "give more of its digits")
+        if not found and held:
+            raise held[0]
+        if not found:
+            raise UserError(f"no conversation {wanted} is stored in {cache}", "`llama-run cache ls` shows them")
+        for model, c in found:
+            name_space = bytes.fromhex(c.user) if c.user else ANONYMOUS
+            key = (model.name, c.user, c.hash)
+            chosen[key] = Target(model, [c], c.bytes_own, hash=int(c.hash, 16), name_space=name_space)
+    return list(chosen.values())
+
+
+def select_user(cache: Path, user: str, prefix: str | None = None) -> list[Target]:
+    """Everything that is stored of one user, whether or not a conversation lists it."""
+    if not USER_ID.fullmatch(user):
+        raise UserError(f"{user!r} is not a user id", "ids have 1 to 512 letters, digits, _ and -")
+    name_space = _kernels.user_key(user)
+    targets = []
+    for model in find_models(cache, prefix):
+        folder = model.path / "u" / name_space.hex()
+        if folder.is_dir():
+            listed = [c for c in list_model(model).conversations if c.user == name_space.hex()]
+            targets.append(Target(model, listed, _kernels.measure_tree(str(folder)), name_space=name_space))
+    if not targets:
+        raise UserError(f"nothing is stored for the user {user!r} in {cache}", "check the id: it is case-sensitive")
+    return targets
+
+
+def select_all(cache: Path, prefix: str | None = None) -> list[Target]:
+    return [
+        Target(model, list_model(model).conversations, _kernels.measure_tree(str(model.path)))
+        for model in find_models(cache, prefix)
+    ]
+
+
+def remove(cache: Path, targets: Sequence[Target]) -> Removed:
+    freed = sum(_remove(target) for target in targets)
+    return Removed(str(cache), freed, [c for target in targets for c in target.conversations])
+
+
+def _remove(target: Target) -> int:
+    if target.name_space is None:
+        check_writable(target.model.cache)
+        check_writable(target.model.path)
+        try:
+            return _kernels.remove_model(str(target.model.cache), target.model.fingerprint)
+        except _kernels.StoreError as error:
+            raise explained(target.model, error) from error
+    with opened(target.model, change=True) as store:
+        if target.hash is None:
+            return store.remove_name_space(target.name_space)
+        return store.remove_conversation(target.name_space, target.hash)

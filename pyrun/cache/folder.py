@@ -1,0 +1,167 @@
+"""Which models a cache folder holds, and opening one of them; what can go wrong here has a remedy."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import psutil
+
+from pyrun import _kernels
+from pyrun.errors import UserError
+from pyrun.home import version
+
+TAG = "CACHEDIR.TAG"
+LOCK = "lock"
+QUARANTINE = "quarantine"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Model:
+    """The stored state of one model, and of everything that shapes its state."""
+
+    cache: Path
+    fingerprint: bytes
+
+    @property
+    def name(self) -> str:
+        return self.fingerprint.hex()
+
+    @property
+    def path(self) -> Path:
+        return self.cache / self.name
+
+
+@dataclass(frozen=True)
+class Held:
+    """A model that another process has open."""
+
+    fingerprint: str
+    pid: int | None
+    process: str
+
+
+class HeldError(UserError):
+    def __init__(self, model: Model, held: Held) -> None:
+        who = f"{held.process} (pid {held.pid})" if held.pid is not None else held.process
+        if held.process == "llama-server":
+            hint = "stop that server first, or ask it: GET /cache, DELETE /cache/conversations/HASH"
+        else:
+            hint = "wait until it ends, or stop it"
+        super().__init__(f"{model.path} is in use by {who}", hint)
+        self.held = held
+
+
+@dataclass(frozen=True)
+class Visited(Generic[T]):
+    """One result per model, but for those that another process has."""
+
+    cache: str
+    models: list[T]
+    held: list[Held]
+
+
+def find_models(cache: Path, prefix: str | None = None) -> list[Model]:
+    """The models in a cache folder, by the start of their fingerprint where one is given. Makes nothing."""
+    try:
+        entries = sorted(cache.iterdir())
+    except FileNotFoundError as error:
+        raise UserError(
+            f"there is no folder {cache}", "a server with --cache-ssd makes it; give the one it uses with --cache-ssd"
+        ) from error
+    except NotADirectoryError as error:
+        raise UserError(f"{cache} is not a folder", "give the cache folder itself") from error
+    except OSError as error:
+        raise UserError(
+            f"cannot read {cache}: {error.strerror}", "run as the user whose server writes there"
+        ) from error
+    _check_is_cache(cache, entries)
+    models = [Model(cache, fingerprint) for fingerprint in _kernels.list_models(str(cache))]
+    if prefix is None:
+        return models
+    chosen = [model for model in models if model.name.startswith(prefix.lower())]
+    if not chosen:
+        names = "".join(f"\n  {model.name}" for model in models) or " none"
+        raise UserError(
+            f"no model in {cache} has a fingerprint that starts with {prefix!r}; these are there:{names}",
+            "`llama-run cache ls` shows what is stored",
+        )
+    return chosen
+
+
+def _check_is_cache(cache: Path, entries: list[Path]) -> None:
+    """Somebody else's folder is not opened, not even to look: what is not ours would be taken for damage."""
+    others = [entry for entry in entries if entry.name != "README.md" and not entry.name.startswith(".")]
+    if not others:
+        return
+    try:
+        if "llama-run" in (cache / TAG).read_text(encoding="utf-8", errors="replace"):
+            return
+    except OSError:
+        pass  # a cut-off start may have left none; then the models' locks tell
+    if any(re.fullmatch("[0-9a-f]{32}", entry.name) and (entry / LOCK).is_file() for entry in others):
+        return
+    raise UserError(
+        f"{cache} is not a cache of llama-run: it holds {others[0].name}, and no stored state",
+        "give the folder that the server was started with: --cache-ssd DIR",
+    )
+
+
+@contextmanager
+def opened(model: Model, *, change: bool = False) -> Iterator[_kernels.Store]:
+    """The store of a model, locked against other processes. Without `change`, nothing on disk is touched.
+
+    Limits are not applied: what a server may keep is for its own settings to say.
+    """
+    if change:
+        check_writable(model.path)
+    try:
+        with _kernels.Store(str(model.cache), model.fingerprint, inspect=not change, writer=version()) as store:
+            yield store
+    except _kernels.StoreError as error:
+        raise explained(model, error) from error
+
+
+def explained(model: Model, error: _kernels.StoreError) -> UserError:
+    if isinstance(error, _kernels.StoreBusyError):
+        return HeldError(model, Held(model.name, error.pid, _process_name(error.pid)))
+    hints = {
+        "miss": "it may have been removed just now; `llama-run cache ls` shows what is stored",
+        "no_space": "free some space on that disk, then run this again",
+        "io_error": "check the disk and who owns the folder; nothing that was sound is lost",
+    }
+    return UserError(error.message, hints.get(error.kind))
+
+
+def check_writable(path: Path) -> None:
+    if os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        return
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise UserError(f"{path} is on a read-only disk: nothing can be removed", "mount it writable first")
+    raise UserError(f"no permission to change {path}", "run as the user whose server writes there")
+
+
+def _process_name(pid: int | None) -> str:
+    try:
+        return psutil.Process(pid).name() if pid is not None else "another process"
+    except psutil.Error:
+        return "another process"
+
+
+def visit(cache: Path, prefix: str | None, look: Callable[[Model], T]) -> Visited[T]:
+    """Does the same for every model. One that is in use does not keep the others from being looked at."""
+    results: list[T] = []
+    held: list[Held] = []
+    for model in find_models(cache, prefix):
+        try:
+            results.append(look(model))
+        except HeldError as error:
+            held.append(error.held)
+    return Visited(str(cache), results, held)

@@ -1,0 +1,207 @@
+"""What is stored, and whether every byte of it is sound. Nothing here changes anything on disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyrun import _kernels
+from pyrun.cache.folder import LOCK, QUARANTINE, Model, Visited, find_models, opened, visit
+
+
+@dataclass(frozen=True)
+class Conversation:
+    hash: str
+    user: str | None  # the hash that stands for the user; the id itself is not stored
+    turns: int
+    tokens: int  # at the end of the newest turn
+    bytes_own: int  # freed by removing it
+    bytes_shared: int  # that other conversations need as well
+    tier: str
+    hits: int
+    backend: str
+    created_ms: int
+    last_used_ms: int
+
+
+@dataclass(frozen=True)
+class Damage:
+    path: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    fingerprint: str
+    bytes: int
+    conversations: list[Conversation]
+    damaged: int  # files, as far as opening looks: not every byte
+
+
+@dataclass(frozen=True)
+class Stats:
+    fingerprint: str
+    bytes: int
+    conversations: int
+    users: int
+    turns: int
+    pages: int
+    page_files: int
+    anchors: int
+    hits: int
+    unfinished_files: int  # of a save that was cut off
+    unusable_files: int  # pages whose beginning is missing
+    quarantine_files: int
+    quarantine_bytes: int
+    unreadable: int  # reads that the disk refused
+    damaged: dict[str, int]  # files by reason, as far as opening looks
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    cache: str
+    bytes: int
+    disk_free: int
+    stored: Visited[Stats]
+
+
+@dataclass(frozen=True)
+class Verified:
+    fingerprint: str
+    path: str
+    files: int
+    bytes: int
+    unreadable: int
+    damaged: list[Damage]
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.damaged and not self.unreadable
+
+
+def conversation_of(found: _kernels.Conversation) -> Conversation:
+    return Conversation(
+        hash=f"{found.hash:016x}",
+        user=found.name_space.hex() if any(found.name_space) else None,
+        turns=found.turns,
+        tokens=found.n_tokens,
+        bytes_own=found.bytes_own,
+        bytes_shared=found.bytes_shared,
+        tier=found.tier,
+        hits=found.hits,
+        backend=found.backend,
+        created_ms=found.created_ms,
+        last_used_ms=found.last_used_ms,
+    )
+
+
+def damage_of(found: _kernels.Damage) -> Damage:
+    return Damage(found.path, found.reason, found.message)
+
+
+def list_cache(cache: Path, prefix: str | None = None) -> Visited[Listing]:
+    """The conversations of every model, those used last first."""
+    return visit(cache, prefix, list_model)
+
+
+def list_model(model: Model) -> Listing:
+    with opened(model) as store:
+        found = sorted(store.conversations(), key=lambda c: (-c.last_used_ms, c.hash, c.name_space))
+        return Listing(
+            model.name,
+            _kernels.measure_tree(str(model.path)),
+            [conversation_of(c) for c in found],
+            sum(store.stats().damaged.values()),
+        )
+
+
+def cache_stats(cache: Path, prefix: str | None = None) -> CacheStats:
+    stored = visit(cache, prefix, model_stats)
+    return CacheStats(str(cache), _kernels.measure_tree(str(cache)), shutil.disk_usage(cache).free, stored)
+
+
+def model_stats(model: Model) -> Stats:
+    with opened(model) as store:
+        stats = store.stats()
+        conversations = store.conversations()
+        aside = model.path / QUARANTINE
+        return Stats(
+            fingerprint=model.name,
+            bytes=_kernels.measure_tree(str(model.path)),
+            conversations=stats.n_conversations,
+            users=len({c.name_space for c in conversations if any(c.name_space)}),
+            turns=stats.n_checkpoints,
+            pages=stats.n_runs,
+            page_files=stats.n_segments,
+            anchors=stats.n_anchors,
+            hits=sum(c.hits for c in conversations),
+            unfinished_files=stats.counters["temporary_removed"],  # counted, and left alone while inspecting
+            unusable_files=stats.counters["loose_segments"],
+            quarantine_files=sum(1 for _ in aside.iterdir()) if aside.is_dir() else 0,
+            quarantine_bytes=_kernels.measure_tree(str(aside)) if aside.is_dir() else 0,
+            unreadable=stats.counters["read_errors"],
+            damaged={reason: n for reason, n in stats.damaged.items() if n},
+        )
+
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+def verify_cache(cache: Path, prefix: str | None = None, progress: Progress | None = None) -> Visited[Verified]:
+    """Reads every byte."""
+    reading = Reading(find_models(cache, prefix), progress)
+
+    def look(model: Model) -> Verified:
+        with opened(model) as store:
+            return verify_store(model, store, reading.of(model))
+
+    return visit(cache, prefix, look)
+
+
+class Reading:
+    """The progress of reading several models, one after the other."""
+
+    def __init__(self, models: Sequence[Model], progress: Progress | None) -> None:
+        self._starts: dict[str, int] = {}
+        self._total = 0
+        self._progress = progress
+        for model in models:
+            self._starts[model.name] = self._total
+            self._total += file_bytes(model)
+
+    def of(self, model: Model) -> Callable[[int], None] | None:
+        progress = self._progress
+        if progress is None:
+            return None
+        start = self._starts.get(model.name, 0)
+        return lambda done: progress(min(start + done, self._total), self._total)
+
+
+def verify_store(model: Model, store: _kernels.Store, progress: Callable[[int], None] | None = None) -> Verified:
+    found_by_opening = len(store.damaged())
+    report = store.verify(progress)
+    return Verified(
+        fingerprint=model.name,
+        path=str(model.path),
+        files=report.n_files + found_by_opening,
+        bytes=report.n_bytes,
+        unreadable=store.stats().counters["read_errors"],
+        damaged=[damage_of(found) for found in report.damaged],
+    )
+
+
+def file_bytes(model: Model) -> int:
+    """Bytes of the files that verifying reads."""
+    total = 0
+    for folder, folders, files in os.walk(model.path):
+        folders[:] = [name for name in folders if name != QUARANTINE]
+        for name in files:
+            try:
+                total += os.lstat(Path(folder) / name).st_size if name != LOCK else 0
+            except OSError:
+                continue  # gone since, or for the verification itself to report
+    return total

@@ -1,0 +1,352 @@
+"""`llama-run cache`: shows and removes stored state. Data goes to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pyrun import console
+from pyrun.cache.change import (
+    Collected,
+    Target,
+    collect,
+    remove,
+    select_all,
+    select_conversations,
+    select_user,
+    set_damaged_aside,
+)
+from pyrun.cache.folder import HeldError, Model, Visited
+from pyrun.cache.look import Listing, Progress, Stats, Verified, cache_stats, list_cache, verify_cache
+from pyrun.errors import UserError
+from pyrun.home import find_home
+
+NUMBERS = range(1, 6)  # columns of `ls` that are aligned at the right
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+# What a damaged file is called in a sentence: "2 of 40 files ..."
+REASONS = {
+    "truncated": "have the wrong length",
+    "bad_magic": "are not of this cache",
+    "bad_version": "have another format version",
+    "bad_checksum": "fail their checksum",
+    "bad_length": "contradict themselves",
+    "misplaced": "lie in the wrong place",
+    "wrong_type": "are not plain files",
+    "incomplete": "name state that is not there",
+    "io_error": "cannot be read",
+    "miss": "are gone",
+}
+
+
+def common_options(command: Command) -> Command:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout."),
+        click.option("--model", metavar="PREFIX", help="Only the model whose fingerprint starts so."),
+        click.option(
+            "--cache-ssd",
+            "folder",
+            metavar="DIR",
+            type=click.Path(path_type=Path),
+            help="The cache folder (default: kv-cache/ in the clone).",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group("cache")
+def cache_group() -> None:
+    """Show, check and clean the stored state, while no server uses it.
+
+    The cache holds the prompts of everyone who used the server: whoever can read its files can read them.
+    """
+
+
+@cache_group.command("ls")
+@common_options
+def ls_command(folder: Path | None, model: str | None, as_json: bool) -> None:
+    """List the stored conversations of each model, those used last first.
+
+    OWN is what removing a conversation frees; SHARED is what others need as well.
+    """
+    found = list_cache(_cache(folder), model)
+    if as_json:
+        _print_json(found)
+    else:
+        for number, listing in enumerate(found.models):
+            if number:
+                click.echo()
+            _print_listing(listing)
+        if not found.models and not found.held:
+            console.say(f"nothing is stored in {found.cache}")
+    damaged = sum(listing.damaged for listing in found.models)
+    if damaged:
+        console.say(f"warning: damage in {_count(damaged, 'file')}; `llama-run cache verify` tells more")
+    _fail_on_held(found)
+
+
+def _print_listing(listing: Listing) -> None:
+    click.echo(f"model {listing.fingerprint}: {console.size(listing.bytes)} on disk")
+    if not listing.conversations:
+        click.echo("  no conversations")
+        return
+    now = time.time()
+    rows = [("conversation", "turns", "tokens", "own", "shared", "hits", "tier", "last used", "backend", "user")]
+    for c in listing.conversations:
+        age = f"{console.duration(max(0.0, now - c.last_used_ms / 1000))} ago"
+        sizes = (console.size(c.bytes_own), console.size(c.bytes_shared))
+        user = (c.user or "-")[:8]
+        rows.append(
+            (c.hash, str(c.turns), f"{c.tokens:,}", *sizes, str(c.hits), c.tier, age, _printable(c.backend), user)
+        )
+    # Not a table of rich: that cuts cells to the width of the terminal, and a hash that was cut cannot be copied.
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.rjust(widths[i]) if i in NUMBERS else cell.ljust(widths[i]) for i, cell in enumerate(row)]
+        click.echo("  ".join(cells).rstrip())
+
+
+@cache_group.command("stats")
+@common_options
+def stats_command(folder: Path | None, model: str | None, as_json: bool) -> None:
+    """Show what the cache takes on disk, and what is in it.
+
+    Damage is shown as far as opening the files shows it; `llama-run cache verify` reads every byte.
+    """
+    stats = cache_stats(_cache(folder), model)
+    if as_json:
+        _print_json({**_plain(stats.stored), "bytes": stats.bytes, "disk_free": stats.disk_free})
+    else:
+        free = console.size(stats.disk_free)
+        click.echo(f"{_printable(stats.cache)}: {console.size(stats.bytes)} on disk, {free} free beside it")
+        for one in stats.stored.models:
+            _print_stats(one)
+    _fail_on_held(stats.stored)
+
+
+def _print_stats(stats: Stats) -> None:
+    rows = [
+        ("on disk", console.size(stats.bytes)),
+        (
+            "conversations",
+            f"{stats.conversations:,} with {_count(stats.turns, 'turn')}, restored {_count(stats.hits, 'time')}",
+        ),
+        ("users", str(stats.users)),
+        ("pages", f"{stats.pages:,} in {_count(stats.page_files, 'file')}"),
+        ("anchors", str(stats.anchors)),
+        ("set aside", f"{_count(stats.quarantine_files, 'file')}, {console.size(stats.quarantine_bytes)}"),
+        ("unfinished", _count(stats.unfinished_files, "file")),
+        ("unusable", f"{_count(stats.unusable_files, 'file')} whose beginning is missing"),
+        ("unreadable", _count(stats.unreadable, "file")),
+    ]
+    rows += [("damaged", f"{n} {REASONS.get(reason, reason)}") for reason, n in sorted(stats.damaged.items())]
+    always = ("on disk", "conversations", "pages")
+    click.echo(f"\nmodel {stats.fingerprint}")
+    for name, text in rows:
+        if name in always or not text.startswith("0"):
+            click.echo(f"  {name:14} {text}")
+
+
+@cache_group.command("verify")
+@common_options
+def verify_command(folder: Path | None, model: str | None, as_json: bool) -> None:
+    """Read every byte and compare it with its checksum. Changes nothing.
+
+    Exits with 1 when anything is damaged; the damaged files are printed.
+    """
+    with _progress("reading (MB)") as progress:
+        found = verify_cache(_cache(folder), model, progress)
+    if as_json:
+        _print_json(found)
+    else:
+        for one in found.models:
+            for damage in one.damaged:
+                click.echo(f"{_printable(damage.path)}: {damage.reason}")
+    for one in found.models:
+        if one.is_sound:
+            console.say(f"{one.path}: sound, {_count(one.files, 'file')} read ({console.size(one.bytes)})")
+    if not found.models and not found.held:
+        console.say(f"nothing is stored in {found.cache}")
+    _fail(
+        [UserError(_verdict(one), _remedy(one)) for one in found.models if not one.is_sound] + _held_errors(found),
+    )
+
+
+def _verdict(found: Verified) -> str:
+    """3 of 412 files fail their checksum in kv-cache/9f1c.../"""
+    counts = Counter(damage.reason for damage in found.damaged)
+    if found.unreadable:
+        counts["io_error"] += found.unreadable
+    parts = [f"{n} {REASONS.get(reason, reason)}" for reason, n in counts.most_common()]
+    total = found.files + found.unreadable
+    if len(parts) == 1:
+        n, _, what = parts[0].partition(" ")
+        return f"{n} of {total} files {what} in {found.path}/"
+    return f"{counts.total()} of {total} files are damaged in {found.path}/: {', '.join(parts)}"
+
+
+def _remedy(found: Verified) -> str:
+    if not found.damaged or all(damage.reason == "io_error" for damage in found.damaged):
+        return "check the disk and who owns the files; what cannot be read is evaluated again, nothing else is lost"
+    return "`llama-run cache gc --corrupt` sets them aside; those prompts are evaluated again, nothing else is lost"
+
+
+@cache_group.command("gc")
+@click.option("--corrupt", is_flag=True, help="Read every byte and set damaged files aside; the next gc removes them.")
+@common_options
+def gc_command(folder: Path | None, model: str | None, as_json: bool, corrupt: bool) -> None:
+    """Remove what nothing can use, and say what that freed.
+
+    That is: what was set aside as damaged, files of a save that was cut off, pages whose beginning is missing. No sound
+    conversation is touched.
+    """
+    if corrupt:
+        with _progress("reading (MB)") as progress:
+            done = set_damaged_aside(_cache(folder), model, progress)
+    else:
+        done = collect(_cache(folder), model)
+    if as_json:
+        plain = _plain(done)
+        plain["models"] = [{**asdict(one), "bytes_freed": one.bytes_freed} for one in done.models]
+        _print_json({**plain, "bytes_freed": sum(one.bytes_freed for one in done.models)})
+    else:
+        for one in done.models:
+            _print_collected(one, corrupt)
+        if not done.models and not done.held:
+            console.say(f"nothing is stored in {done.cache}")
+    _fail_on_held(done)
+
+
+def _print_collected(one: Collected, corrupt: bool) -> None:
+    text = f"{one.fingerprint}: {console.size(one.bytes_freed)} freed, {console.size(one.bytes_after)} left"
+    if corrupt:
+        text += f"; {_count(len(one.damaged), 'damaged file')} set aside"
+    click.echo(text)
+    for damage in one.damaged:
+        console.say(f"{'set aside' if corrupt else 'removed'}: {_printable(damage.path)} ({damage.reason})")
+    if one.quarantine_bytes:
+        console.say(f"`llama-run cache gc` removes what is set aside: {console.size(one.quarantine_bytes)}")
+
+
+@cache_group.command("rm")
+@click.argument("hashes", metavar="[HASH]...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Remove everything, of all models and users.")
+@click.option("--user", metavar="ID", help="Remove everything of one user, by the id that requests give.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common_options
+def rm_command(
+    folder: Path | None,
+    model: str | None,
+    as_json: bool,
+    hashes: tuple[str, ...],
+    everything: bool,
+    user: str | None,
+    yes: bool,
+) -> None:
+    """Remove conversations from the cache, by their hash or its first digits (see `llama-run cache ls`).
+
+    Only what no other conversation needs is freed. Prompts that come back are evaluated again. A hash that several
+    models or users have means all of them; --model narrows it down.
+    """
+    if sum((bool(hashes), everything, user is not None)) != 1:
+        raise click.UsageError("give the hashes of conversations, or --all, or --user ID")
+    cache = _cache(folder)
+    if everything:
+        targets = select_all(cache, model)
+    elif user is not None:
+        targets = select_user(cache, user, model)
+    else:
+        targets = select_conversations(cache, hashes, model)
+    if targets and not yes:
+        _confirm(targets)
+    done = remove(cache, targets)
+    if as_json:
+        _print_json(done)
+    elif targets:
+        removed = _count(len(done.conversations), "conversation")
+        click.echo(f"{console.size(done.bytes_freed)} freed, {removed} removed")
+    else:
+        console.say(f"nothing is stored in {cache}")
+
+
+def _confirm(targets: Sequence[Target]) -> None:
+    shown = 10
+    listed = [(target.model.name, c) for target in targets for c in target.conversations]
+    n = len(listed)
+    what = f"{_count(n, 'conversation')}, {console.size(sum(target.n_bytes for target in targets))}"
+    if not console.is_interactive():
+        raise UserError(f"this would remove {what}", "add --yes to do it without being asked")
+    for fingerprint, c in listed[:shown]:
+        user = f", user {c.user[:8]}" if c.user else ""
+        console.say(
+            f"  {c.hash}: {_count(c.turns, 'turn')}, {_count(c.tokens, 'token')} (model {fingerprint[:8]}{user})"
+        )
+    if n > shown:
+        console.say(f"  and {n - shown} more")
+    if not click.confirm(f"Remove {what}?", err=True):
+        raise click.Abort
+
+
+def _cache(folder: Path | None) -> Path:
+    return find_home().kv_cache if folder is None else folder
+
+
+def _printable(text: str) -> str:
+    """What a file is called or says may be anything, also something that a terminal obeys."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Progress]:
+    """Made at the first report: nothing is drawn for a folder that is refused, or read at once."""
+    steps: list[console.StepProgress] = []
+
+    def update(done: int, total: int) -> None:
+        if not steps:
+            steps.append(console.StepProgress(label))
+        steps[0].update(done // 1_000_000, max(1, total // 1_000_000))
+
+    try:
+        yield update
+    finally:
+        for step in steps:
+            step.close()
+
+
+def _plain(data: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = asdict(data)
+    return plain
+
+
+def _print_json(data: Any) -> None:
+    click.echo(json.dumps(data if isinstance(data, dict) else _plain(data), indent=2))
+
+
+def _held_errors(visited: Visited[Any]) -> list[UserError]:
+    return [HeldError(Model(Path(visited.cache), bytes.fromhex(held.fingerprint)), held) for held in visited.held]
+
+
+def _fail_on_held(visited: Visited[Any]) -> None:
+    _fail(_held_errors(visited))
+
+
+def _fail(errors: Sequence[UserError]) -> None:
+    """What could be done is done and shown; all that could not is said, and the exit code tells."""
+    for error in errors[:-1]:
+        console.show_error(error)
+    if errors:
+        raise errors[-1]
