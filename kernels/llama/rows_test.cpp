@@ -224,6 +224,13 @@ static bool run_saved(const options & o, saved & s, const std::vector<llama_toke
     return true;
 }
 
+// Upstream reads this memory's state into the live caches: a refusal leaves the sequence empty, not as it was.
+static bool read_in_place() {
+    char arch[64] = "";
+    llama_model_meta_val_str(model, "general.architecture", arch, sizeof(arch));
+    return strcmp(arch, "deepseek4") == 0;
+}
+
 // Every truncation and many flips. `put_back` makes the live state whole again after something was (rightly) accepted.
 static bool fuzz(const bytes & good, size_t n_head, const std::function<bool(const bytes &)> & give,
         const std::function<bytes()> & state, const std::function<void()> & put_back) {
@@ -464,7 +471,13 @@ static void test(const options & o) {
                 put(b.get(), s, 0, s.fold);
             };
             put_back();
-            r("fuzz-fold", fuzz(s.fold, 400, [&](const bytes & x) { return set_folded(b.get(), x, 0, n_prompt); }, state, put_back));
+            r("fuzz-fold", fuzz(s.fold, 400, [&](const bytes & x) {
+                const bool taken = set_folded(b.get(), x, 0, n_prompt);
+                if (!taken && read_in_place() && llama_memory_seq_pos_max(llama_get_memory(b.get()), 0) == -1) {
+                    put_back();
+                }
+                return taken;
+            }, state, put_back));
         }
         b.reset();
     }
