@@ -286,17 +286,19 @@ bool store_state::evict_one() {
     doomed_files files;
     {
         std::unique_lock<std::shared_mutex> guard(mu);
-        if (worst_segment != nullptr && worst_segment->pins == 0) {
+        const bool has_segment = worst_segment != nullptr && segments.count(worst_segment->id) != 0;
+        const bool has_anchor  = worst_anchor != nullptr && anchors.count({ worst_anchor->name_space, worst_anchor->k }) != 0;
+        if (has_segment && worst_segment->pins == 0) {
             forget_segment(*worst_segment, files);
             count.evicted_segments++;
-        } else if (worst_anchor != nullptr && worst_anchor->pins == 0) {
+        } else if (has_anchor && worst_anchor->pins == 0) {
             forget_checkpoints_at(worst_anchor->at, files);
             forget_anchor(worst_anchor, files);
             count.evicted_anchors++;
         }
     }
     if (files.empty()) {
-        return worst_segment != nullptr || worst_anchor != nullptr; // pinned a moment ago: look again
+        return worst_segment != nullptr || worst_anchor != nullptr; // pinned or gone since: look again
     }
     const uint64_t freed = remove_files(files);
     count.evicted_bytes += freed;

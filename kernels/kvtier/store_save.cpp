@@ -74,10 +74,17 @@ status store_state::write_file(const std::string & folder, const std::string & n
 }
 
 // Says when the conversation was last used. Rewritten often and easily rebuilt, so it is not synced.
-status store_state::write_index(conversation & c) {
+//
+// By id, not by pointer: a reader that meets damage may take the conversation out of the index at any time.
+status store_state::write_index(const conversation_id & id) {
     index_record record;
     {
         std::shared_lock<std::shared_mutex> guard(mu);
+        const auto it = conversations.find(id);
+        if (it == conversations.end()) {
+            return status::ok();
+        }
+        const conversation & c = *it->second;
         record.header.fingerprint = options.fingerprint;
         record.header.name_space  = c.name_space;
         record.header.created_ms  = e.now_ms();
@@ -93,37 +100,44 @@ status store_state::write_index(conversation & c) {
     }
     const std::vector<uint8_t> bytes  = encode_index(record);
     const const_span           whole  = { bytes.data(), bytes.size() };
-    const std::string          folder = names::join(folder_of(c.name_space), hex(c.hash));
+    const std::string          folder = names::join(folder_of(id.first), hex(id.second));
     const status s = write_file(folder, names::index_file, &whole, 1, false);
-    if (s.is_ok()) {
-        if (c.index_size > 0) {
-            discharge(disk_size(c.index_size)); // the one it replaced
+
+    uint64_t replaced = 0;
+    bool     gone     = false;
+    {
+        std::unique_lock<std::shared_mutex> guard(mu);
+        const auto it = conversations.find(id);
+        gone = it == conversations.end();
+        if (!gone) {
+            it->second->index_stale = !s.is_ok();
+            if (s.is_ok()) {
+                replaced = it->second->index_size;
+                it->second->index_size = bytes.size();
+            }
         }
-        c.index_size  = bytes.size();
-        c.index_stale = false;
+    }
+    if (replaced > 0) {
+        discharge(disk_size(replaced));
+    }
+    if (gone && s.is_ok() && e.remove_file(names::join(folder, names::index_file)).is_ok()) {
+        discharge(disk_size(bytes.size()));
     }
     return s;
 }
 
 void store_state::flush_indexes() {
-    std::vector<conversation *> stale;
+    std::vector<conversation_id> stale;
     {
         std::shared_lock<std::shared_mutex> guard(mu);
         for (const auto & [id, c] : conversations) {
             if (c->index_stale) {
-                stale.push_back(c.get());
+                stale.push_back(id);
             }
         }
     }
-    for (conversation * c : stale) {
-        // Making room for one may have evicted another.
-        bool exists;
-        {
-            std::shared_lock<std::shared_mutex> guard(mu);
-            exists = std::any_of(conversations.begin(), conversations.end(),
-                                 [c](const auto & entry) { return entry.second.get() == c; });
-        }
-        if (exists && !write_index(*c).is_ok()) {
+    for (const conversation_id & id : stale) {
+        if (!write_index(id).is_ok()) {
             return; // a disk that cannot be written: ages are lost, state is not
         }
     }
@@ -488,11 +502,21 @@ status store_state::save_checkpoint(const save_request & request, const key & na
         }
         return s;
     }
-    count.checkpoints_written++;
 
-    conversation * c;
+    const conversation * c = nullptr;
     {
         std::unique_lock<std::shared_mutex> guard(mu);
+        point->end = index.find(end_key);
+        if (point->end == nullptr) { // a reader found its pages damaged in the meantime
+            doomed_file orphan;
+            orphan.folder = folder;
+            orphan.name   = names::checkpoint(record.number);
+            orphan.size   = bytes.size();
+            deferred.push_back(std::move(orphan));
+            count.skipped_parent++;
+            return status::miss("the end of the conversation is not stored any more");
+        }
+        count.checkpoints_written++;
         auto & slot = conversations[{ name_space, hash }];
         if (slot == nullptr) {
             slot = std::make_unique<conversation>();
@@ -500,7 +524,7 @@ status store_state::save_checkpoint(const save_request & request, const key & na
             slot->hash       = hash;
         }
         c = slot.get();
-        point->owner        = c;
+        point->owner        = slot.get();
         point->number       = record.number;
         point->turn         = record.turn;
         point->n_tokens     = n_tokens;
@@ -510,9 +534,10 @@ status store_state::save_checkpoint(const save_request & request, const key & na
         point->last_turn    = record.turn;
         point->last_used_ms = record.header.created_ms;
         point->backend      = request.backend;
-        c->next_number  = record.number + 1;
-        c->last_turn    = record.turn;
-        c->last_used_ms = record.header.created_ms;
+        slot->next_number  = record.number + 1;
+        slot->last_turn    = record.turn;
+        slot->last_used_ms = record.header.created_ms;
+        slot->index_stale  = true;
         const std::vector<const run *> chain = [&] {
             std::vector<const run *> out;
             for (const run * r = point->end; r != nullptr; r = r->parent) {
@@ -533,9 +558,7 @@ status store_state::save_checkpoint(const save_request & request, const key & na
         }
     }
     ram.begin_turn(name_space, record.turn);
-    if (status written = write_index(*c); !written.is_ok()) {
-        c->index_stale = true; // only the ages; the checkpoint itself is safe
-    }
+    (void) write_index({ name_space, hash }).is_ok(); // only the ages; the checkpoint itself is safe
     apply_limits(name_space, c);
     return status::ok();
 }

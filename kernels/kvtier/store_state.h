@@ -2,7 +2,8 @@
 //
 // Two locks. write_mu: held for the whole of a save, a removal or a gc, so that one thread at a time changes files.
 // mu: guards everything in memory; held only for moments, never across a file operation (opening excepted, when nobody
-// else has the store yet). Order: write_mu before mu.
+// else has the store yet). Order: write_mu before mu. A reader that meets damage takes objects out of the index under mu
+// alone, so what a writer found there must be looked up again after each file operation.
 #pragma once
 
 #include "kvtier/file_names.h"
@@ -115,7 +116,7 @@ struct store_state {
     status make_folder(const std::string & parent, const std::string & name);
     status write_file(const std::string & folder, const std::string & name, const const_span * parts, size_t n_parts,
                       bool durable);
-    status write_index(conversation & c); // write_mu held
+    status write_index(const conversation_id & id); // write_mu held
     status save(const save_request & request);
     status save_runs(const save_request & request, const key & name_space, lease & held);
     status save_anchors(const save_request & request, const key & name_space);

@@ -155,6 +155,49 @@ TEST(threads_trip_over_each_other) {
     CHECK(disk.disk_bytes() <= o.max_bytes);
 }
 
+TEST(damage_found_by_a_reader_pulls_the_rug_from_under_the_writer) {
+    fault_env     disk;
+    model         m;
+    store_options o = m.options();
+    o.max_bytes = 500 << 10;
+    auto s = open(disk, o);
+    std::atomic<bool> done{ false };
+    std::thread vandal([&] {
+        random_source r{ 5 };
+        while (!done) {
+            const auto files = disk.files();
+            const std::string & path = files[r.below(static_cast<uint32_t>(files.size()))];
+            std::string bytes = disk.get(path);
+            if (path.find(".seg") != std::string::npos && !bytes.empty()) {
+                bytes.back() = static_cast<char>(bytes.back() ^ 1);
+                disk.put(path, bytes);
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    });
+    std::thread reader([&] {
+        random_source r{ 6 };
+        while (!done) {
+            std::vector<token> tokens = random_tokens(r.below(20), 100);
+            append(tokens, 7, 100);
+            m.restore(*s, tokens);
+        }
+    });
+    for (uint64_t i = 0; i < 300; i++) {
+        std::vector<token> tokens = random_tokens(i % 20, 100);
+        append(tokens, 7, 1 + i % 100);
+        const status saved = m.save(*s, tokens);
+        CHECK(saved.is_ok() || saved.is_miss());
+    }
+    done = true;
+    vandal.join();
+    reader.join();
+    uint64_t freed = 0;
+    CHECK(s->gc(freed).is_ok());
+    CHECK(counts_what_is_there(*s, disk));
+    CHECK(s->stats().values.damaged_total() > 0);
+}
+
 int main() {
     return run_tests();
 }
