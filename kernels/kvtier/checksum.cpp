@@ -2,6 +2,9 @@
 
 #include "kvtier/coding.h"
 
+#include <algorithm>
+#include <cstring>
+
 namespace kvtier {
 
 // The five primes of the XXH64 specification.
@@ -23,30 +26,55 @@ static uint64_t merge(uint64_t hash, uint64_t lane) {
     return (hash ^ absorb(0, lane)) * prime_1 + prime_4;
 }
 
-uint64_t checksum64(const void * data, size_t size, uint64_t seed) {
-    const uint8_t * at   = static_cast<const uint8_t *>(data);
-    size_t          left = size;
-    uint64_t        hash;
+checksum_stream::checksum_stream(uint64_t seed) :
+    seed(seed), lanes{ seed + prime_1 + prime_2, seed + prime_2, seed, seed - prime_1 } {}
 
-    if (size >= 32) {
-        // Four independent lanes, so that the multiplications overlap.
-        uint64_t a = seed + prime_1 + prime_2;
-        uint64_t b = seed + prime_2;
-        uint64_t c = seed;
-        uint64_t d = seed - prime_1;
-        for (; left >= 32; left -= 32, at += 32) {
-            a = absorb(a, load_le<uint64_t>(at));
-            b = absorb(b, load_le<uint64_t>(at + 8));
-            c = absorb(c, load_le<uint64_t>(at + 16));
-            d = absorb(d, load_le<uint64_t>(at + 24));
+const uint8_t * checksum_stream::absorb_stripes(const uint8_t * at, size_t n_stripes) {
+    // In local variables: through `this` the compiler would write them back at every step.
+    uint64_t a = lanes[0], b = lanes[1], c = lanes[2], d = lanes[3];
+    for (; n_stripes > 0; n_stripes--, at += stripe_size) {
+        a = absorb(a, load_le<uint64_t>(at));
+        b = absorb(b, load_le<uint64_t>(at + 8));
+        c = absorb(c, load_le<uint64_t>(at + 16));
+        d = absorb(d, load_le<uint64_t>(at + 24));
+    }
+    lanes = { a, b, c, d };
+    return at;
+}
+
+void checksum_stream::update(const void * data, size_t size) {
+    const uint8_t * at = static_cast<const uint8_t *>(data);
+    n_total += size;
+    if (n_rest > 0) {
+        const size_t n = std::min(size, stripe_size - n_rest);
+        std::memcpy(rest.data() + n_rest, at, n);
+        n_rest += n;
+        at     += n;
+        size   -= n;
+        if (n_rest < stripe_size) {
+            return;
         }
+        absorb_stripes(rest.data(), 1);
+        n_rest = 0;
+    }
+    at     = absorb_stripes(at, size / stripe_size);
+    n_rest = size % stripe_size;
+    if (n_rest > 0) {
+        std::memcpy(rest.data(), at, n_rest);
+    }
+}
+
+uint64_t checksum_stream::finish() const {
+    uint64_t hash = seed + prime_5;
+    if (n_total >= stripe_size) {
+        const auto & [a, b, c, d] = lanes;
         hash = rotate_left(a, 1) + rotate_left(b, 7) + rotate_left(c, 12) + rotate_left(d, 18);
         hash = merge(merge(merge(merge(hash, a), b), c), d);
-    } else {
-        hash = seed + prime_5;
     }
-    hash += static_cast<uint64_t>(size);
+    hash += n_total;
 
+    const uint8_t * at   = rest.data();
+    size_t          left = n_rest;
     for (; left >= 8; left -= 8, at += 8) {
         hash = rotate_left(hash ^ absorb(0, load_le<uint64_t>(at)), 27) * prime_1 + prime_4;
     }
@@ -62,6 +90,12 @@ uint64_t checksum64(const void * data, size_t size, uint64_t seed) {
     hash = (hash ^ hash >> 33) * prime_2;
     hash = (hash ^ hash >> 29) * prime_3;
     return hash ^ hash >> 32;
+}
+
+uint64_t checksum64(const void * data, size_t size, uint64_t seed) {
+    checksum_stream stream(seed);
+    stream.update(data, size);
+    return stream.finish();
 }
 
 } // namespace kvtier

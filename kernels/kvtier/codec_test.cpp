@@ -122,6 +122,22 @@ TEST(a_changed_head_is_believed) {
     }
 }
 
+TEST(a_checksum_depends_on_how_the_input_is_cut) {
+    std::vector<uint8_t> data(1000);
+    for (size_t i = 0; i < data.size(); i++) {
+        data[i] = static_cast<uint8_t>(i * 7);
+    }
+    for (size_t size : { size_t(0), size_t(3), size_t(31), size_t(32), size_t(33), size_t(1000) }) {
+        for (size_t piece : { size_t(1), size_t(5), size_t(31), size_t(32), size_t(64), size_t(100) }) {
+            checksum_stream stream(42);
+            for (size_t at = 0; at < size; at += piece) {
+                stream.update(data.data() + at, std::min(piece, size - at));
+            }
+            CHECK(stream.finish() == checksum64(data.data(), size, 42));
+        }
+    }
+}
+
 TEST(a_crafted_head_with_a_sound_checksum_reads_out_of_bounds) {
     // Every 32-bit word of every head is replaced by values that provoke overflow, and sealed again. Whatever decodes
     // must be coherent: the sanitizers watch the rest.

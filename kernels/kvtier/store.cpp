@@ -149,7 +149,7 @@ match store::lookup(const lookup_request & request) const {
 
 namespace {
 
-// Runs next to each other in one file, or one anchor: read with one call.
+// Runs next to each other in one file, or one anchor: read one after the other, ahead of use.
 struct read_task {
     std::string         path;
     uint64_t            file_size = 0;
@@ -161,10 +161,21 @@ struct read_task {
     status              result = status::ok();
 };
 
-constexpr uint64_t max_task_bytes = uint64_t(32) << 20; // large enough for any disk, small enough to share out
+constexpr uint64_t max_task_bytes = uint64_t(16) << 20; // large enough for any disk, small enough to share out
+constexpr size_t   read_bytes     = size_t(1) << 20;    // checked while it is still in the processor's cache
 
-status verify_checksum(const std::string & path, const buffer & data, uint64_t expected) {
-    return checksum64(data.data(), data.size()) == expected
+// Fills the buffer from the file and checks it on the way.
+status read_verified(const readable_file & file, const std::string & path, uint64_t offset, buffer & out, uint64_t expected) {
+    checksum_stream sum;
+    for (size_t done = 0; done < out.size();) {
+        const span part = { out.data() + done, std::min(read_bytes, out.size() - done) };
+        if (status got = file.read(offset + done, &part, 1); !got.is_ok()) {
+            return got;
+        }
+        sum.update(part.data, part.size);
+        done += part.size;
+    }
+    return sum.finish() == expected
         ? status::ok() : status::corrupt(damage::bad_checksum, path + ": state does not match its checksum");
 }
 
@@ -211,27 +222,20 @@ static status run_task(store_state & s, const match & m, const read_task & task,
     if (file->size() != task.file_size) {
         return status::corrupt(damage::truncated, task.path + ": has another size than when it was opened");
     }
-    std::vector<std::shared_ptr<buffer>> buffers;
-    std::vector<span>                    parts;
+    file->will_need(task.offset, task.bytes);
+    s.count.bytes_read += task.bytes;
     if (task.is_anchor) {
-        buffers.push_back(std::make_shared<buffer>(m.at->payload_size));
+        const auto data = std::make_shared<buffer>(m.at->payload_size);
+        out.anchor = data;
+        return read_verified(*file, task.path, task.offset, *data, m.at->checksum);
     }
     for (size_t i : task.runs) {
-        buffers.push_back(std::make_shared<buffer>(m.runs[i].size));
-    }
-    for (const auto & b : buffers) {
-        parts.push_back({ b->data(), b->size() });
-    }
-    if (status got = file->read(task.offset, parts.data(), parts.size()); !got.is_ok()) {
-        return got;
-    }
-    s.count.bytes_read += task.bytes;
-    for (size_t i = 0; i < buffers.size(); i++) {
-        const uint64_t expected = task.is_anchor ? m.at->checksum : m.runs[task.runs[i]].node->checksum;
-        if (status sound = verify_checksum(task.path, *buffers[i], expected); !sound.is_ok()) {
-            return sound;
+        const run & r    = *m.runs[i].node;
+        const auto  data = std::make_shared<buffer>(r.size);
+        out.runs[i].data = data;
+        if (status got = read_verified(*file, task.path, r.offset, *data, r.checksum); !got.is_ok()) {
+            return got;
         }
-        (task.is_anchor ? out.anchor : out.runs[task.runs[i]].data) = buffers[i];
     }
     return status::ok();
 }

@@ -42,7 +42,8 @@ status store_state::read_head(const std::string & path, uint16_t kind, uint64_t 
     return status::ok();
 }
 
-// A file that cannot be used. Only damage moves it: a disk that fails to read today may read tomorrow.
+// A file that cannot be used. Only damage moves it: a disk that fails to read today may read tomorrow, and a file of
+// another format version belongs to another version of the program, which will want it.
 void store_state::refuse(const std::string & folder, const dir_entry & entry, const status & why) {
     if (why.is_miss()) {
         return;
@@ -59,7 +60,7 @@ void store_state::refuse(const std::string & folder, const dir_entry & entry, co
     }
     count.count_damage(why.reason());
     note(path, why);
-    if (!options.inspect) {
+    if (!options.inspect && !why.is_incompatible()) {
         set_aside(folder, entry.name, size);
     }
 }

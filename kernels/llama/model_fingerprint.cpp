@@ -1,6 +1,7 @@
 #include "llama/model_fingerprint.h"
 
 #include "kvtier/fingerprint.h"
+#include "kvtier/format.h"
 #include "state_settings.h"
 
 #include "ggml.h"
@@ -52,7 +53,7 @@ static bool add_tensors(fingerprint_builder & fp, const gguf_context * gguf, FIL
 
         std::vector<uint8_t> bytes(n_samples * length);
         for (size_t n = 0; n < n_samples; n++) {
-            const size_t at = (size - length) / (n_samples - 1) * n;
+            const size_t at = (size - length) * n / (n_samples - 1); // the first and the last bytes are among them
             if (!read_at(file, offset + at, bytes.data() + n * length, length)) {
                 return false;
             }
@@ -85,6 +86,8 @@ status model_fingerprint(const fingerprint_request & request, kvtier::key & out)
     }
 
     fingerprint_builder fp;
+    // Versions of the program that write different files do not share a folder.
+    fp.add("file_format", static_cast<uint64_t>(kvtier::format::version));
     fp.add("state_format", state_format);
     fp.add("settings", std::string(settings));
     fp.add("type_k", std::string(ggml_type_name(request.type_k)));

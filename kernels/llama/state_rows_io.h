@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 namespace state_rows {
@@ -28,11 +30,11 @@ struct copy {
 // Calls f(first copy, number of copies, stride in the tensor). Transposed V is one short copy per element of a row: most
 // backends do many equally spaced ones far faster together.
 template <typename F>
-void for_each_run(const std::vector<copy> & copies, F && f) {
-    for (size_t i = 0, n; i < copies.size(); i += n) {
+void for_each_run(const copy * copies, size_t n_copies, const F & f) {
+    for (size_t i = 0, n; i < n_copies; i += n) {
         const copy & a = copies[i];
         size_t stride = 0;
-        for (n = 1; i + n < copies.size(); ++n) {
+        for (n = 1; i + n < n_copies; ++n) {
             const copy & b = copies[i + n];
             if (b.tensor != a.tensor || b.size != a.size || b.host != a.host + n*a.size || b.offset <= a.offset) {
                 break;
@@ -44,6 +46,40 @@ void for_each_run(const std::vector<copy> & copies, F && f) {
             }
         }
         f(a, n, stride);
+    }
+}
+
+inline bool is_in_host_memory(const ggml_tensor * t) {
+    return ggml_backend_buffer_is_host(t->view_src ? t->view_src->buffer : t->buffer);
+}
+
+// Makes all copies. Where both sides are host memory, two threads share them: one core alone does not fill the bus.
+template <typename F>
+void make_copies(const std::vector<copy> & copies, const F & f) {
+    size_t n_bytes = 0;
+    bool   shared  = true;
+    for (const copy & c : copies) {
+        n_bytes += c.size;
+        shared  &= is_in_host_memory(c.tensor);
+    }
+    size_t half = copies.size();
+    if (shared && n_bytes >= (1u << 20)) {
+        half = 0;
+        for (size_t done = 0; done < n_bytes/2; ++half) {
+            done += copies[half].size;
+        }
+    }
+    std::thread other;
+    if (half < copies.size()) {
+        try {
+            other = std::thread([&, from = half] { for_each_run(copies.data() + from, copies.size() - from, f); });
+        } catch (const std::system_error &) { // no more threads: cells are taken already, so the copies must be made
+            half = copies.size();
+        }
+    }
+    for_each_run(copies.data(), half, f);
+    if (other.joinable()) {
+        other.join();
     }
 }
 
@@ -66,7 +102,7 @@ public:
     size_t n_bytes() override { return done; }
 
     void finish() {
-        for_each_run(copies, [](const copy & c, size_t n, size_t stride) {
+        make_copies(copies, [](const copy & c, size_t n, size_t stride) {
             ggml_backend_tensor_get_2d(c.tensor, c.host, c.offset, c.size, n, stride, c.size);
         });
     }
@@ -122,7 +158,7 @@ public:
     bool at_end() const { return done == size; }
 
     void finish() {
-        for_each_run(copies, [](const copy & c, size_t n, size_t stride) {
+        make_copies(copies, [](const copy & c, size_t n, size_t stride) {
             ggml_backend_tensor_set_2d(c.tensor, c.host, c.offset, c.size, n, stride, c.size);
         });
     }

@@ -1,6 +1,7 @@
 """Writes the golden files of format 1, from docs/formats.md and nothing else.
 
-It shares no code with the native core: the C++ tests read these files and write them again byte for byte, so a change on
+It shares no code with the native core: the C++ tests read these files and write them again byte for byte, so a change
+on
 either side is found. Run it only to add files; the existing ones are on users' disks and must never change.
 
     python tests/golden/make_golden.py [FOLDER]
@@ -37,9 +38,9 @@ def xxh64(data: bytes, seed: int = 0) -> int:
         lanes = [(seed + P1 + P2) & MASK, (seed + P2) & MASK, seed, (seed - P1) & MASK]
         while at + 32 <= len(data):
             words = struct.unpack_from("<4Q", data, at)
-            lanes = [absorb(lane, word) for lane, word in zip(lanes, words)]
+            lanes = [absorb(lane, word) for lane, word in zip(lanes, words, strict=True)]
             at += 32
-        hash_ = sum(rotl(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18))) & MASK
+        hash_ = sum(rotl(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True)) & MASK
         for lane in lanes:
             hash_ = ((hash_ ^ absorb(0, lane)) * P1 + P4) & MASK
     else:
@@ -117,7 +118,7 @@ def segment() -> bytes:
     payloads = [payload(6 * (p1 - p0), i) for i, (p0, p1) in enumerate(bounds)]
     at = 160 + 64 * len(bounds) + 4 * len(TOKENS)
     table = b""
-    for (p0, p1), data in zip(bounds, payloads):
+    for (p0, p1), data in zip(bounds, payloads, strict=True):
         table += key_at(p1) + key_at(p0) + struct.pack("<IIQQQ", p0, p1, at, len(data), xxh64(data))
         at += len(data)
     body = struct.pack("<QII", 0x2A, len(bounds), len(TOKENS)) + table + token_bytes(TOKENS)

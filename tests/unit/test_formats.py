@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -59,8 +60,8 @@ def test_a_table_has_a_gap() -> None:
             tables.append([])
         tables[-1].append((offset, int(size or 0)))
     for table in tables:
-        for (offset, size), (following, _) in zip(table, table[1:]):
-            assert offset + size == following
+        for (start, length), (following, _) in itertools.pairwise(table):
+            assert start + length == following
 
 
 def test_limits_differ() -> None:

@@ -1,0 +1,49 @@
+// Freed memory is kept for the next buffer, but not without end and never handed out twice.
+#include "kvtier/buffer.h"
+#include "kvtier/testing.h"
+
+#include <vector>
+
+using namespace kvtier;
+
+static constexpr size_t mib = size_t(1) << 20;
+
+TEST(a_buffer_of_the_same_size_is_new_memory) {
+    const uint8_t * first;
+    {
+        buffer b(3 * mib);
+        first = b.data();
+    }
+    buffer again(3 * mib);
+    buffer beside(3 * mib);
+    CHECK(again.data() == first);
+    CHECK(beside.data() != first);
+}
+
+TEST(idle_memory_grows_without_end) {
+    {
+        std::vector<std::unique_ptr<buffer>> many;
+        for (size_t i = 0; i < 100; i++) {
+            many.push_back(std::make_unique<buffer>(4 * mib + i));
+        }
+    }
+    CHECK(buffer::idle_bytes() <= buffer::max_idle_bytes);
+    CHECK(buffer::idle_bytes() > buffer::max_idle_bytes - 5 * mib);
+    {
+        buffer huge(buffer::max_idle_bytes + 1);
+    }
+    CHECK(buffer::idle_bytes() == 0); // it was the newest and did not fit either
+}
+
+TEST(small_buffers_are_kept) {
+    const size_t before = buffer::idle_bytes();
+    {
+        buffer small(1000), none(0);
+        CHECK(none.size() == 0);
+    }
+    CHECK(buffer::idle_bytes() == before);
+}
+
+int main() {
+    return run_tests();
+}
