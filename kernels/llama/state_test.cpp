@@ -2,11 +2,12 @@
 //
 //   state_test save    MODEL DIR [OPTION ...]   evaluates tokens, saves them in two turns, notes state and logits in DIR
 //   state_test restore MODEL DIR [OPTION ...]   restores both turns in fresh contexts and compares
+//   state_test pair    MODEL DIR -d DRAFT ...   a target and its draft model, open at the same time in one folder
 //   state_test bench   MODEL DIR [OPTION ...]   restore through the store against upstream's restore of the whole state
 //
 //   -k TYPE (f16)   -f on|off (on)   -n TOKENS (of the first turn, 300)   -p PAGE SIZE (64)   -t THREADS (2)
 //
-// tests/server/test_state_store.py runs the first two for every kind of memory; benchmarks use the third.
+// tests/server/test_state_store.py runs the first three; benchmarks/state_restore.py the last.
 #include "llama/model_fingerprint.h"
 #include "llama/sequence_store.h"
 
@@ -37,6 +38,7 @@ struct settings {
     std::string mode;
     std::string model;
     std::string folder;
+    std::string draft;
     ggml_type   type       = GGML_TYPE_F16;
     bool        flash      = true;
     int         n_tokens   = 300;
@@ -130,7 +132,14 @@ static bytes read_file(const std::string & path) {
     return bytes(std::istreambuf_iterator<char>(file), {});
 }
 
-static std::unique_ptr<llama_run::sequence_store> open_store(llama_context * ctx, const settings & opt, uint64_t ram_bytes = 0) {
+static model_ptr load_model(const std::string & path) {
+    model_ptr model(llama_model_load_from_file(path.c_str(), llama_model_default_params()));
+    check(model != nullptr, path + " cannot be loaded");
+    return model;
+}
+
+static std::unique_ptr<llama_run::sequence_store> open_store(llama_context * ctx, const settings & opt, uint64_t ram_bytes = 0,
+                                                             std::shared_ptr<kvtier::disk_budget> budget = nullptr) {
     llama_run::fingerprint_request fingerprint;
     fingerprint.model_path = opt.model;
     fingerprint.ctx        = ctx;
@@ -143,6 +152,7 @@ static std::unique_ptr<llama_run::sequence_store> open_store(llama_context * ctx
     options.store.page_size  = static_cast<uint32_t>(opt.page_size);
     options.store.writer     = "test";
     options.store.ram_bytes  = ram_bytes;
+    options.store.budget     = std::move(budget);
     check(llama_run::model_fingerprint(fingerprint, options.store.fingerprint), "fingerprint");
 
     std::unique_ptr<llama_run::sequence_store> store;
@@ -253,6 +263,52 @@ static void restore(const settings & opt, llama_model * model) {
     std::printf("restored %d, %d and %d tokens: equal\n", at.first, at.second, expected);
 }
 
+// Each model has a fingerprint and objects of its own; folder and budget are one.
+static void pair(const settings & opt, llama_model * target) {
+    struct side {
+        context_ptr                                ctx;
+        std::unique_ptr<llama_run::sequence_store> store;
+        std::vector<token>                         tokens;
+        bytes                                      state;
+    };
+    const model_ptr draft  = load_model(opt.draft);
+    const auto      budget = std::make_shared<kvtier::disk_budget>(uint64_t(1) << 30);
+    std::vector<side> sides(2);
+    for (size_t i = 0; i < sides.size(); i++) {
+        side &         s     = sides[i];
+        settings       own   = opt;
+        llama_model *  model = i == 0 ? target : draft.get();
+        own.model = i == 0 ? opt.model : opt.draft;
+        s.ctx    = make_context(model, own);
+        s.store  = open_store(s.ctx.get(), own, 0, budget);
+        s.tokens = make_tokens(model, static_cast<size_t>(opt.n_tokens));
+        evaluate(s.ctx.get(), s.tokens, 0, opt.n_tokens, n_split);
+        s.state = whole_state(s.ctx.get());
+        llama_run::sequence_turn turn;
+        turn.tokens = s.tokens;
+        check(s.store->save(0, turn), "save");
+        s.store->flush();
+    }
+    const auto restore_one = [](side & s) {
+        kvtier::loaded_state state;
+        check(s.store->read(s.store->find({}, s.tokens, s.tokens.size()), s.tokens, state), "read");
+        check(s.store->put(0, state), "put");
+        compare("state", s.state, whole_state(s.ctx.get()));
+    };
+    restore_one(sides[0]);
+    restore_one(sides[1]);
+
+    // Without the draft model nothing of the target's is lost, and its room is free again.
+    const uint64_t before = budget->used();
+    uint64_t       freed  = 0;
+    const uint64_t hash   = kvtier::conversation_hash(sides[1].tokens.data(), sides[1].tokens.size());
+    check(sides[1].store->store().remove_conversation({}, hash, freed), "remove");
+    check(freed > 0 && budget->used() < before, "the budget does not learn of what was freed");
+    check(sides[1].store->find({}, sides[1].tokens, sides[1].tokens.size()).n_tokens == 0, "a removed conversation is found");
+    restore_one(sides[0]);
+    std::printf("target and draft restored: equal\n");
+}
+
 static double seconds(const std::function<void()> & body) {
     const auto start = std::chrono::steady_clock::now();
     body();
@@ -319,7 +375,7 @@ static void bench(const settings & opt, llama_model * model) {
 
 static settings parse(int argc, char ** argv) {
     if (argc < 4 || argc % 2 != 0) {
-        fail("usage: state_test save|restore|bench MODEL DIR [-k TYPE] [-f on|off] [-n TOKENS] [-p PAGE] [-t THREADS]");
+        fail("usage: state_test save|restore|pair|bench MODEL DIR [-d DRAFT] [-k TYPE] [-f on|off] [-n TOKENS] [-p PAGE] [-t THREADS]");
     }
     settings opt;
     opt.mode   = argv[1];
@@ -331,6 +387,8 @@ static settings parse(int argc, char ** argv) {
             opt.type = value == "q8_0" ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
         } else if (name == "-f") {
             opt.flash = value == "on";
+        } else if (name == "-d") {
+            opt.draft = value;
         } else if (name == "-n") {
             opt.n_tokens = std::stoi(value);
         } else if (name == "-p") {
@@ -352,13 +410,13 @@ int main(int argc, char ** argv) {
         }
     }, nullptr);
     llama_backend_init();
-    llama_model_params params = llama_model_default_params();
-    model_ptr model(llama_model_load_from_file(opt.model.c_str(), params));
-    check(model != nullptr, "the model cannot be loaded");
+    const model_ptr model = load_model(opt.model);
     if (opt.mode == "save") {
         save(opt, model.get());
     } else if (opt.mode == "restore") {
         restore(opt, model.get());
+    } else if (opt.mode == "pair") {
+        pair(opt, model.get());
     } else if (opt.mode == "bench") {
         bench(opt, model.get());
     } else {

@@ -66,6 +66,11 @@ def test_models_of_one_shape_share_a_fingerprint(tmp_path: Path) -> None:
     assert len([path for path in (tmp_path / "kv-cache").iterdir() if path.is_dir()]) == 2
 
 
+def test_draft_model_disturbs_its_target(tmp_path: Path) -> None:
+    output = run("state_test", "pair", toy("hybrid-moe"), str(tmp_path), "-d", toy("dense"))
+    assert output == "target and draft restored: equal\n"
+
+
 @pytest.mark.parametrize("name", ["dense", "mla", "recurrent", "uncut", "hybrid-mamba", "swa-gemma3"])
 def test_rows_are_cut_or_put_back_wrong(name: str) -> None:
     """Fragmented cells, other sequences, unified and split caches, malformed input: see rows_test.cpp."""
