@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,6 +205,19 @@ def test_commit_of_ones_own_becomes_no_patch(project: Project) -> None:
     assert series.startswith("# the series\n") and series.endswith("0030-server-count-in-digits.patch\n")
     project.prepare(clean=True)
     assert project.text("b.txt").endswith("seven\n8\n")
+
+
+def test_pinned_commit_is_not_fetched_with_git(project: Project) -> None:
+    fetched = source.prepare(project.home, "git")
+    assert project.text("a.txt").startswith("one\n2\n")
+    assert Git(project.home.source).commit_of(source.BASE) == fetched.pin.commit
+
+
+def test_commit_that_is_gone_gives_a_traceback(project: Project) -> None:
+    pin = project.home.pin
+    pin.write_text(re.sub(r'commit = "\w+"', f'commit = "{"0" * 40}"', pin.read_text()))
+    with pytest.raises(UserError, match="git could not fetch 000000000 from file://"):
+        source.prepare(project.home, "git")
 
 
 def test_users_checkout_is_touched(project: Project) -> None:
