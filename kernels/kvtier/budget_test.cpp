@@ -13,15 +13,6 @@ using namespace kvtier::test;
 
 namespace {
 
-struct temp_folder {
-    std::string path;
-    temp_folder() {
-        char name[] = "/tmp/kvtier-test-XXXXXX";
-        path = ::mkdtemp(name);
-    }
-    ~temp_folder() { CHECK(remove_tree(posix_env(), path, nullptr).is_ok()); }
-};
-
 uint64_t measured(const std::string & path) {
     uint64_t bytes = 0;
     CHECK(measure_tree(posix_env(), path, bytes).is_ok());

@@ -13,19 +13,6 @@
 using namespace kvtier;
 using namespace kvtier::test;
 
-namespace {
-
-struct temp_folder {
-    std::string path;
-    temp_folder() {
-        char name[] = "/tmp/kvtier-test-XXXXXX";
-        path = ::mkdtemp(name);
-    }
-    ~temp_folder() { CHECK(remove_tree(posix_env(), path, nullptr).is_ok()); }
-};
-
-} // namespace
-
 TEST(checksum_differs_from_xxh64) {
     CHECK(checksum64("", 0) == 0xef46db3751d8e999);
     CHECK(checksum64("a", 1) == 0xd24ec4f1a98c6e5b);

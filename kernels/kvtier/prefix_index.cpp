@@ -39,6 +39,34 @@ run_row & prefix_index::siblings(run & r) {
     return r.parent != nullptr ? r.parent->children : chains[{ r.owner->name_space, r.owner->root }];
 }
 
+std::shared_ptr<segment> make_segment(segment_head && head) {
+    auto seg = std::make_shared<segment>();
+    seg->id           = head.id;
+    seg->name_space   = head.header.name_space;
+    seg->root         = head.header.root;
+    seg->file_size    = head.file_size;
+    seg->flags        = head.header.flags;
+    seg->last_used_ms = head.header.created_ms;
+    seg->tokens       = std::move(head.tokens);
+    seg->runs.resize(head.runs.size());
+    const token * at = seg->tokens.data();
+    for (size_t i = 0; i < head.runs.size(); i++) {
+        const run_entry & from = head.runs[i];
+        run &             to   = seg->runs[i];
+        to.k          = from.k;
+        to.parent_key = from.parent;
+        to.owner      = seg.get();
+        to.tokens     = at;
+        to.p0         = from.p0;
+        to.p1         = from.p1;
+        to.offset     = from.payload_offset;
+        to.size       = from.payload_size;
+        to.checksum   = from.checksum;
+        at += from.p1 - from.p0;
+    }
+    return seg;
+}
+
 void prefix_index::attach(const std::vector<std::shared_ptr<segment>> & segments) {
     size_t n_runs = 0;
     for (const auto & s : segments) {

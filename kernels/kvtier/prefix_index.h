@@ -128,6 +128,9 @@ struct segment {
     std::atomic<uint64_t> looked_up{ 0 };  // number of the last search that came through
 };
 
+// The segment that a file's head describes, its runs not attached yet.
+std::shared_ptr<segment> make_segment(segment_head && head);
+
 // The longest stored prefix of a prompt.
 struct walk_result {
     uint32_t           n_common = 0;       // tokens that agree with something stored

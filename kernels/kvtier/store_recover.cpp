@@ -124,30 +124,7 @@ void store_state::scan_pages(const key & name_space, const std::string & folder,
             continue;
         }
         charge(disk_size(file_size));
-        auto seg = std::make_shared<segment>();
-        seg->id           = id;
-        seg->name_space   = name_space;
-        seg->root         = head.header.root;
-        seg->file_size    = file_size;
-        seg->flags        = head.header.flags;
-        seg->last_used_ms = head.header.created_ms;
-        seg->tokens       = std::move(head.tokens);
-        seg->runs.resize(head.runs.size());
-        const token * at = seg->tokens.data();
-        for (size_t i = 0; i < head.runs.size(); i++) {
-            const run_entry & from = head.runs[i];
-            run &             to   = seg->runs[i];
-            to.k          = from.k;
-            to.parent_key = from.parent;
-            to.owner      = seg.get();
-            to.tokens     = at;
-            to.p0         = from.p0;
-            to.p1         = from.p1;
-            to.offset     = from.payload_offset;
-            to.size       = from.payload_size;
-            to.checksum   = from.checksum;
-            at += from.p1 - from.p0;
-        }
+        auto seg = make_segment(std::move(head));
         segments[id] = seg;
         found.segments.push_back(std::move(seg));
     }

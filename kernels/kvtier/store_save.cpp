@@ -293,31 +293,7 @@ status store_state::save_runs(const save_request & request, const key & name_spa
         count.runs_written    += last - first;
         count.payload_written += payload;
 
-        auto seg = std::make_shared<segment>();
-        seg->id           = head.id;
-        seg->name_space   = name_space;
-        seg->root         = root;
-        seg->file_size    = head.file_size;
-        seg->flags        = head.header.flags;
-        seg->last_used_ms = head.header.created_ms;
-        seg->tokens       = std::move(head.tokens);
-        seg->runs.resize(head.runs.size());
-        const token * at = seg->tokens.data();
-        for (size_t i = 0; i < head.runs.size(); i++) {
-            run &             to   = seg->runs[i];
-            const run_entry & from = head.runs[i];
-            to.k          = from.k;
-            to.parent_key = from.parent;
-            to.owner      = seg.get();
-            to.tokens     = at;
-            to.p0         = from.p0;
-            to.p1         = from.p1;
-            to.offset     = from.payload_offset;
-            to.size       = from.payload_size;
-            to.checksum   = from.checksum;
-            at += from.p1 - from.p0;
-        }
-        written.push_back(std::move(seg));
+        written.push_back(make_segment(std::move(head)));
         first = last;
     }
 

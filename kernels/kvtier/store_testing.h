@@ -7,6 +7,7 @@
 #include "kvtier/testing.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -16,6 +17,16 @@ namespace kvtier {
 namespace test {
 
 constexpr char root_dir[] = "/cache";
+
+// A real folder, gone with the object.
+struct temp_folder {
+    std::string path;
+    temp_folder() {
+        char name[] = "/tmp/kvtier-test-XXXXXX";
+        path = ::mkdtemp(name);
+    }
+    ~temp_folder() { CHECK(remove_tree(posix_env(), path, nullptr).is_ok()); }
+};
 
 inline uint64_t mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15;
