@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,7 +60,8 @@ class Supervisor:
     def __init__(self, watched: Watched, listener: Listener) -> None:
         self._watched = watched
         self._listener = listener
-        self._stop = threading.Event()
+        # A plain flag: an Event takes a lock, and a signal handler that wants it while wait() has it hangs for ever.
+        self._stop_requested = False
         self._process: subprocess.Popen[bytes] | None = None
         self._crashes: list[float] = []
         self._was_ready = False
@@ -71,12 +71,12 @@ class Supervisor:
         return self._process.pid if self._process else None
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stop_requested = True
 
     def run(self) -> None:
         """Returns when the server was stopped on request; raises UserError when it cannot be kept running."""
         try:
-            while not self._stop.is_set():
+            while not self._stop_requested:
                 self._start()
                 code = self._watch()
                 if code is None:
@@ -116,12 +116,12 @@ class Supervisor:
             code = self._process.poll()
             if code is not None:
                 return code
-            if self._stop.is_set():
+            if self._stop_requested:
                 return None
             if not ready and self._is_healthy():
                 ready = self._was_ready = True
                 self._listener(State.READY, f"pid {self._process.pid}")
-            self._stop.wait(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _is_healthy(self) -> bool:
         try:
@@ -148,7 +148,12 @@ class Supervisor:
                 f"the full log is {self._watched.log}",
             )
         self._listener(State.BACKOFF, f"{reason}; starting again in {decision.delay:g} s")
-        self._stop.wait(decision.delay)
+        self._pause(decision.delay)
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._stop_requested and time.monotonic() < end:
+            time.sleep(min(POLL_SECONDS, seconds))
 
     def _shut_down(self) -> None:
         """Asks first, and kills only what does not listen."""

@@ -133,6 +133,48 @@ def test_missing_binary_gives_a_traceback(tmp_path: Path) -> None:
         Supervisor(watched, lambda state, detail: None).run()
 
 
+def test_signal_at_a_bad_moment_hangs_the_launcher(tmp_path: Path) -> None:
+    """A signal handler runs between any two lines of the main thread, also while a lock is held inside a wait.
+
+    So stop is called at every line in turn; a lock that it wants and the interrupted line holds is never given back.
+    """
+    script = textwrap.dedent(f"""
+        import sys
+        from pathlib import Path
+        from pyrun.server import supervisor as module
+        from pyrun.server.supervisor import Supervisor, Watched
+
+        module.POLL_SECONDS = 0.001
+        watched = Watched(["sleep", "100"], "http://127.0.0.1:1/health", Path({str(tmp_path / "log")!r}))
+
+        class NeverReady(Supervisor):
+            def _is_healthy(self):
+                return False
+
+        def run_and_stop_at(line):
+            supervisor = NeverReady(watched, lambda state, detail: None)
+            seen = 0
+            def trace(frame, event, argument):
+                nonlocal seen
+                if frame.f_code.co_filename.endswith(("/threading.py", "/supervisor.py")):
+                    seen += 1
+                    if seen == line:
+                        supervisor.stop()
+                return trace
+            sys.settrace(trace)
+            try:
+                supervisor.run()
+            finally:
+                sys.settrace(None)
+
+        for line in range(1, 100):
+            run_and_stop_at(line)
+        print("never hung")
+    """)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert result.stdout == "never hung\n", result.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the death signal is a feature of Linux")
 def test_killed_launcher_leaves_its_server(tmp_path: Path) -> None:
     journal, port = tmp_path / "journal", free_port()
