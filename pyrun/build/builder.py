@@ -70,7 +70,7 @@ def build(home: Home, request: BuildRequest) -> BuildResult:
     return BuildResult(server, time.monotonic() - started, changed=True)
 
 
-def is_current(home: Home, backend: str) -> bool:
+def is_built(home: Home, backend: str) -> bool:
     """Whether a server was ever built to its end; whether it is up to date is for `build` to find out."""
     return home.server_binary(backend).exists() and (home.build(backend) / "llama-run-build.json").exists()
 

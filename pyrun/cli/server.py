@@ -14,7 +14,7 @@ import click
 from rich.status import Status
 
 from pyrun import console
-from pyrun.build.builder import BuildRequest, build, has_web_ui, is_current
+from pyrun.build.builder import BuildRequest, build, has_web_ui, is_built
 from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.models.default import CHAT_TEMPLATE, DESCRIPTION, default_model_path, ensure_default_model
@@ -85,10 +85,10 @@ def _choose_model(home: Home, wanted: str | None) -> Path:
 
 def _ensure_built(home: Home, options: ServerOptions) -> None:
     if not options.build:
-        if not is_current(home, options.backend):
+        if not is_built(home, options.backend):
             raise UserError("llama-server is not built yet", "leave out --no-build, or run `llama-run build`")
         return
-    if not is_current(home, options.backend):
+    if not is_built(home, options.backend):
         console.say("the first start builds llama-server from source; this takes minutes, once")
     result = build(home, BuildRequest(options.backend))
     if result.changed:
