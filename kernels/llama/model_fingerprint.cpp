@@ -79,6 +79,30 @@ static std::vector<std::string> parts_of(const std::string & path, const gguf_co
     return out;
 }
 
+// Adds one GGUF file. parts, if given, becomes the list of files of its split set.
+static status add_file(fingerprint_builder & fp, const std::string & name, const std::string & path,
+                       std::vector<std::string> * parts = nullptr) {
+    const gguf_ptr gguf(gguf_init_from_file(path.c_str(), { true, nullptr }));
+    const file_ptr file(fopen(path.c_str(), "rb"));
+    if (!gguf || !file) {
+        return status::io_error(path + ": cannot be read as GGUF");
+    }
+    if (parts != nullptr) {
+        *parts = parts_of(path, gguf.get());
+    }
+    if (!add_head(fp, name, gguf.get(), file.get()) || !add_tensors(fp, gguf.get(), file.get())) {
+        return status::io_error(path + ": ends before its tensors do");
+    }
+    return status::ok();
+}
+
+status file_key(const std::string & path, kvtier::key & out) {
+    fingerprint_builder fp;
+    const status s = add_file(fp, "head", path);
+    out = fp.finish();
+    return s;
+}
+
 status model_fingerprint(const fingerprint_request & request, kvtier::key & out) {
     char settings[1024];
     if (llama_state_settings(request.ctx, settings, sizeof(settings)) >= static_cast<int32_t>(sizeof(settings))) {
@@ -98,17 +122,9 @@ status model_fingerprint(const fingerprint_request & request, kvtier::key & out)
 
     std::vector<std::string> paths = { request.model_path };
     for (size_t i = 0; i < paths.size(); i++) {
-        const std::string path = paths[i]; // the list may grow below
-        const gguf_ptr    gguf(gguf_init_from_file(path.c_str(), { true, nullptr }));
-        const file_ptr    file(fopen(path.c_str(), "rb"));
-        if (!gguf || !file) {
-            return status::io_error(path + ": cannot be read as GGUF");
-        }
-        if (i == 0) {
-            paths = parts_of(path, gguf.get());
-        }
-        if (!add_head(fp, "head/" + std::to_string(i), gguf.get(), file.get()) || !add_tensors(fp, gguf.get(), file.get())) {
-            return status::io_error(path + ": ends before its tensors do");
+        const std::string path = paths[i]; // the first file says which others there are
+        if (status s = add_file(fp, "head/" + std::to_string(i), path, i == 0 ? &paths : nullptr); !s.is_ok()) {
+            return s;
         }
     }
     out = fp.finish();

@@ -26,4 +26,7 @@ struct fingerprint_request {
 // differ in their tensors only. Takes milliseconds for small models and well under a second for large ones.
 kvtier::status model_fingerprint(const fingerprint_request & request, kvtier::key & out);
 
+// Of an adapter's or control vector's file: head, tensor table and samples.
+kvtier::status file_key(const std::string & path, kvtier::key & out);
+
 } // namespace llama_run

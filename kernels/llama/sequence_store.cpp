@@ -84,7 +84,7 @@ status sequence_store::copy_rows(llama_seq_id seq, kvtier::save_run & run) const
 status sequence_store::save(llama_seq_id seq, const sequence_turn & turn) {
     std::vector<anchor_copy> anchors = turn.anchors;
     const uint32_t           n       = static_cast<uint32_t>(turn.tokens.size());
-    if (folded() && (anchors.empty() || anchors.back().n_tokens != n)) {
+    if (folded() && turn.anchor_end && (anchors.empty() || anchors.back().n_tokens != n)) {
         anchor_copy last;
         const status s = take_anchor(seq, n, last);
         if (!s.is_ok()) {
@@ -139,11 +139,11 @@ kvtier::match sequence_store::find(const sequence_scope & scope, const std::vect
 
 status sequence_store::read(const kvtier::match & m, const std::vector<kvtier::token> & tokens,
                             kvtier::loaded_state & out) {
-    const status s = store_->load(m, tokens.data(), tokens.size(), out);
-    if (s.is_ok()) {
-        store_->touch(m);
-    }
-    return s;
+    return store_->load(m, tokens.data(), tokens.size(), out);
+}
+
+void sequence_store::used(const kvtier::match & m) {
+    store_->touch(m);
 }
 
 status sequence_store::put(llama_seq_id seq, const kvtier::loaded_state & state) const {

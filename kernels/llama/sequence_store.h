@@ -45,6 +45,7 @@ struct sequence_turn {
     uint32_t                   n_static = 0;     // tokens before the first user message
     std::vector<kvtier::role_mark> roles;
     bool                       complete = true;  // false: the prompt is evaluated, the answer is still to come
+    bool                       anchor_end = true; // take an anchor at the end, where the state has a folded part
 };
 
 struct sequence_store_options {
@@ -65,8 +66,8 @@ public:
     // no such part: rows alone do.
     kvtier::status take_anchor(llama_seq_id seq, uint32_t n_tokens, anchor_copy & out) const;
 
-    // Copies what is not stored yet and queues it for the writer; takes the anchor at the end itself. Miss when the
-    // sequence does not hold these tokens, no_space when the queue is full. Serving goes on either way.
+    // Copies what is not stored yet and queues it for the writer. Miss when the sequence does not hold these tokens,
+    // no_space when the queue is full. Serving goes on either way.
     kvtier::status save(llama_seq_id seq, const sequence_turn & turn);
 
     // limit: tokens of use at most; one less than the prompt where the last token must be evaluated for its logits.
@@ -76,6 +77,9 @@ public:
 
     // Replaces what the sequence holds. Anything but ok: the sequence is empty, and the message says why.
     kvtier::status put(llama_seq_id seq, const kvtier::loaded_state & state) const;
+
+    // Counts a restore that succeeded: what it used becomes hot.
+    void used(const kvtier::match & m);
 
     // Waits until all that was saved is on disk.
     void flush();

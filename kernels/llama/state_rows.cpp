@@ -438,6 +438,11 @@ uint32_t llama_state_parts(const llama_context * ctx) {
     return (mem.rows ? LLAMA_STATE_PART_ROWS : 0) | (mem.folded() ? LLAMA_STATE_PART_FOLDED : 0);
 }
 
+bool llama_state_has_window(const llama_context * ctx) {
+    const llama_state_access mem(ctx);
+    return mem.window || mem.rest;
+}
+
 llama_pos llama_state_rows_count(const llama_context * ctx, llama_seq_id seq_id) {
     return (llama_pos) guarded(__func__, [&] {
         const llama_state_access mem(ctx);

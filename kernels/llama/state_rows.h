@@ -31,6 +31,10 @@ enum llama_state_part {
 
 LLAMA_API uint32_t llama_state_parts(const struct llama_context * ctx);
 
+// Whether the folded part has a sliding window. Upstream's partial state (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) does not keep a
+// window's cells where they were, so evaluation after it may round differently; recurrent state it copies.
+LLAMA_API bool llama_state_has_window(const struct llama_context * ctx);
+
 // The number of positions [0, n) whose rows the sequence holds without a gap; 0 where there are none or no rows part.
 // llama_memory_seq_pos_max answers for the folded part where there is one, so it is no substitute.
 LLAMA_API llama_pos llama_state_rows_count(const struct llama_context * ctx, llama_seq_id seq_id);

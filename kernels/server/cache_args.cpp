@@ -1,0 +1,78 @@
+#include "server/cache_args.h"
+
+#include "arg.h"
+
+#include <cctype>
+#include <cmath>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace llama_run {
+
+// "64G", "512M", "1.5GiB", "1048576": bytes, in powers of 1024.
+static uint64_t parse_size(const std::string & text) {
+    size_t end   = 0;
+    double bytes = 0;
+    try {
+        bytes = std::stod(text, &end);
+    } catch (const std::exception &) {
+        // end is 0: refused below
+    }
+    std::string  unit  = text.substr(end);
+    const size_t power = unit.empty() ? std::string::npos
+                                      : std::string("KMGT").find(static_cast<char>(std::toupper(static_cast<unsigned char>(unit[0]))));
+    if (power != std::string::npos) {
+        bytes *= std::pow(1024.0, static_cast<double>(power + 1));
+        unit.erase(0, 1);
+    }
+    if (end == 0 || !(unit.empty() || unit == "B" || unit == "iB") || !(bytes >= 1 && bytes < 9e18)) {
+        throw std::invalid_argument("'" + text + "' is not a size: write it like 512M, 20G or 1.5T");
+    }
+    return static_cast<uint64_t>(bytes);
+}
+
+static uint32_t parse_count(int value, int least) {
+    if (value < least) {
+        throw std::invalid_argument("must be at least " + std::to_string(least));
+    }
+    return static_cast<uint32_t>(value);
+}
+
+void add_cache_args(const std::function<void(common_arg)> & add_opt) {
+    const auto add = [&](common_arg arg, const char * env) {
+        add_opt(arg.set_examples({ LLAMA_EXAMPLE_SERVER }).set_env(env));
+    };
+    add({ { "--cache-ssd" }, "PATH",
+          "keep the state of prompts in this folder, so that no prefix is evaluated twice, across restarts too; it holds "
+          "what the prompts say (default: off)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.path = value; } },
+        "LLAMA_ARG_CACHE_SSD");
+    add({ { "--cache-ssd-page-size" }, "N", "tokens per stored page (default: 256)",
+          [](common_params & params, int value) { params.cache_ssd.page_size = parse_count(value, 16); } },
+        "LLAMA_ARG_CACHE_SSD_PAGE_SIZE");
+    add({ { "--cache-ssd-checkpoints" }, "N", "checkpoints kept per conversation (default: 64)",
+          [](common_params & params, int value) { params.cache_ssd.max_checkpoints = parse_count(value, 1); } },
+        "LLAMA_ARG_CACHE_SSD_CHECKPOINTS");
+    add({ { "--cache-ssd-hot-window" }, "N", "turns without use until state is no longer hot (default: 2)",
+          [](common_params & params, int value) { params.cache_ssd.hot_window = parse_count(value, 0); } },
+        "LLAMA_ARG_CACHE_SSD_HOT_WINDOW");
+    add({ { "--cache-ssd-warm-window" }, "N", "turns without use until state leaves RAM (default: 4)",
+          [](common_params & params, int value) { params.cache_ssd.warm_window = parse_count(value, 0); } },
+        "LLAMA_ARG_CACHE_SSD_WARM_WINDOW");
+    add({ { "--cache-ssd-max-cold" }, "N", "cold checkpoints kept per conversation (default: 32)",
+          [](common_params & params, int value) { params.cache_ssd.max_cold = parse_count(value, 0); } },
+        "LLAMA_ARG_CACHE_SSD_MAX_COLD");
+    add({ { "--cache-ssd-max-conversations" }, "N", "conversations kept (default: 256)",
+          [](common_params & params, int value) { params.cache_ssd.max_conversations = parse_count(value, 1); } },
+        "LLAMA_ARG_CACHE_SSD_MAX_CONVERSATIONS");
+    add({ { "--cache-ssd-max-size" }, "SIZE",
+          "bytes on disk at most, like 20G (default: a fifth of the free space, at most 64G)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.max_bytes = parse_size(value); } },
+        "LLAMA_ARG_CACHE_SSD_MAX_SIZE");
+    add({ { "--cache-ssd-ram" }, "SIZE", "RAM for hot and warm state, like 2G (default: an eighth of the machine's)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.ram_bytes = parse_size(value); } },
+        "LLAMA_ARG_CACHE_SSD_RAM");
+}
+
+} // namespace llama_run

@@ -1,0 +1,751 @@
+#include "server/cache_core.h"
+
+#include "kvtier/file_names.h"
+#include "llama/build_info.h"
+#include "llama/model_fingerprint.h"
+#include "state_rows.h"
+
+#include "log.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <unistd.h>
+
+namespace llama_run {
+
+using kvtier::status;
+
+static constexpr uint64_t GiB = uint64_t(1) << 30;
+
+// Chosen so that a measurement's noise cannot turn a short restore into a short evaluation and back.
+static constexpr double recompute_margin_ms = 50;
+
+static double ms_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+void speed::add(double amount, double seconds) {
+    if (amount <= 0 || seconds <= 0) {
+        return;
+    }
+    const double now = amount / seconds;
+    const double old = value.load();
+    value.store(old == 0 ? now : 0.7 * old + 0.3 * now);
+}
+
+void cache_ticket::clear() {
+    if (core) {
+        core->in_flight -= in_flight;
+    }
+    in_flight = 0;
+    target.clear();
+    draft.clear();
+    core.reset();
+}
+
+static bool same_scope(const sequence_scope & a, const sequence_scope & b) {
+    return a.name_space == b.name_space && a.adapters.size() == b.adapters.size() &&
+           std::equal(a.adapters.begin(), a.adapters.end(), b.adapters.begin(),
+                      [](const kvtier::adapter & x, const kvtier::adapter & y) {
+                          return x.content == y.content && x.scale == y.scale;
+                      });
+}
+
+// Requests of these kinds have a prompt whose state is worth keeping.
+static bool is_cached_kind(server_task_type type) {
+    return type == SERVER_TASK_TYPE_COMPLETION || type == SERVER_TASK_TYPE_INFILL;
+}
+
+static std::vector<kvtier::token> tokens_of(const server_tokens & from, size_t n) {
+    std::vector<kvtier::token> out(n);
+    for (size_t i = 0; i < n; i++) {
+        out[i] = from[i];
+    }
+    return out;
+}
+
+static bool has_media(const std::vector<kvtier::token> & tokens) {
+    return std::find(tokens.begin(), tokens.end(), LLAMA_TOKEN_NULL) != tokens.end();
+}
+
+//
+// opening
+//
+
+// The name of the backend that does the work, as far as it shows.
+static std::string backend_name() {
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        ggml_backend_dev_t dev  = ggml_backend_dev_get(i);
+        const auto         type = ggml_backend_dev_type(dev);
+        if (type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU) {
+            return ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev));
+        }
+    }
+    return "CPU";
+}
+
+static uint64_t machine_ram() {
+    return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+cache_core::cache_core(const common_params & params, llama_context * target, llama_context * draft,
+                       std::function<void()> retry) :
+    target_ctx(target), draft_ctx(draft), retry(std::move(retry)),
+    n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
+    checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)), root_dir(params.cache_ssd.path),
+    records(static_cast<size_t>(params.n_parallel)), notices(static_cast<size_t>(params.n_parallel)),
+    defaults(params.lora_adapters) {}
+
+status cache_core::open(const common_params & params, llama_context * target, llama_context * draft,
+                        std::function<void()> retry, std::shared_ptr<cache_core> & out) {
+    if (llama_get_memory(target) == nullptr) {
+        return status::incompatible("this model keeps no state");
+    }
+    std::shared_ptr<cache_core> made(new cache_core(params, target, draft, std::move(retry)));
+    status s = made->open_stores(params);
+    if (s.is_ok()) {
+        made->reader = std::thread([core = made.get()] { core->run_reader(); });
+        out = std::move(made);
+    }
+    return s;
+}
+
+status cache_core::open_stores(const common_params & params) {
+    for (const common_adapter_lora_info & adapter : params.lora_adapters) {
+        if (status s = file_key(adapter.path, adapter_keys[adapter.path]); !s.is_ok()) {
+            return s;
+        }
+    }
+    if (status s = open_store(params, target_ctx, params.model.path, params.cache_type_k, params.cache_type_v, target); !s.is_ok()) {
+        return s;
+    }
+
+    // A draft model's state travels. Heads that live on the target's hidden states keep more than their context; they
+    // start empty after a restore, which costs accepted drafts for a while and nothing else.
+    const common_params_speculative & spec = params.speculative;
+    const bool simple = std::find(spec.types.begin(), spec.types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE) != spec.types.end();
+    if (draft_ctx != nullptr && simple && spec.has_dft()) {
+        const status s = open_store(params, draft_ctx, spec.draft.mparams.path, spec.draft.cache_type_k,
+                                    spec.draft.cache_type_v, draft);
+        if (!s.is_ok()) {
+            LOG_WRN("cache: the draft model's state is not kept: %s\n", s.message().c_str());
+        }
+    }
+    return status::ok();
+}
+
+status cache_core::open_store(const common_params & params, llama_context * ctx, const std::string & model_path,
+                              ggml_type type_k, ggml_type type_v, std::unique_ptr<sequence_store> & out) {
+    kvtier::env &         env  = kvtier::posix_env();
+    const cache_options & want = params.cache_ssd;
+
+    fingerprint_request fingerprint;
+    fingerprint.model_path = model_path;
+    fingerprint.ctx        = ctx;
+    fingerprint.type_k     = type_k;
+    fingerprint.type_v     = type_v;
+    for (const common_control_vector_load_info & vector : params.control_vectors) {
+        kvtier::key content;
+        if (status s = file_key(vector.fname, content); !s.is_ok()) {
+            return s;
+        }
+        fingerprint.extras.push_back({ "control_vector/" + std::to_string(vector.strength) + "/" +
+                                       std::to_string(params.control_vector_layer_start) + "-" +
+                                       std::to_string(params.control_vector_layer_end), kvtier::hex(content) });
+    }
+
+    sequence_store_options options;
+    if (status s = model_fingerprint(fingerprint, options.store.fingerprint); !s.is_ok()) {
+        return s;
+    }
+    if (status s = env.make_dir(root_dir); !s.is_ok()) {
+        return s;
+    }
+    if (target == nullptr) {
+        uint64_t free_bytes = 0;
+        if (want.max_bytes == 0) {
+            if (status s = env.free_space(root_dir, free_bytes); !s.is_ok()) {
+                return s;
+            }
+            // What the cache itself takes must not shrink its own share from start to start.
+            uint64_t taken = 0;
+            (void) kvtier::measure_tree(env, root_dir, taken).is_ok();
+            free_bytes += taken;
+        }
+        const uint64_t limit = want.max_bytes != 0 ? want.max_bytes : std::min<uint64_t>(free_bytes / 5, 64 * GiB);
+        options.store.budget    = std::make_shared<kvtier::disk_budget>(limit);
+        options.store.max_bytes = limit;
+        options.store.ram_bytes = want.ram_bytes != 0 ? want.ram_bytes : machine_ram() / 8;
+    } else {
+        const kvtier::store_options & first = target->store().options();
+        options.store.budget    = first.budget;
+        options.store.max_bytes = first.max_bytes;
+        options.store.ram_bytes = first.ram_bytes / 8; // a draft model is that much smaller
+    }
+    options.store.root_dir          = root_dir;
+    options.store.page_size         = want.page_size;
+    options.store.writer            = llama_run_version();
+    options.store.max_checkpoints   = want.max_checkpoints;
+    options.store.max_cold          = want.max_cold;
+    options.store.max_conversations = want.max_conversations;
+    options.store.windows           = { want.hot_window, want.warm_window };
+    options.queue_bytes             = std::clamp<uint64_t>(options.store.ram_bytes, GiB / 4, 4 * GiB);
+    options.backend                 = backend_name();
+
+    std::vector<kvtier::key> models;
+    if (target == nullptr && kvtier::list_models(env, root_dir, models).is_ok()) {
+        for (const kvtier::key & model : models) {
+            std::vector<kvtier::dir_entry> entries;
+            if (model != options.store.fingerprint &&
+                env.list_dir(kvtier::names::join(root_dir, kvtier::hex(model)), entries).is_ok()) {
+                for (const kvtier::dir_entry & entry : entries) {
+                    uint64_t hash;
+                    if (entry.type == kvtier::file_type::folder && kvtier::parse_hex(entry.name, hash)) {
+                        elsewhere.insert(hash);
+                    }
+                }
+            }
+        }
+    }
+    return sequence_store::open(env, ctx, options, out);
+}
+
+cache_core::~cache_core() {
+    close();
+}
+
+void cache_core::close() {
+    {
+        std::lock_guard<std::mutex> guard(reader_mu);
+        stopping = true;
+        reader_changed.notify_all();
+    }
+    if (reader.joinable()) {
+        reader.join();
+    }
+    flush();
+}
+
+void cache_core::flush() {
+    for (sequence_store * s : { target.get(), draft.get() }) {
+        if (s != nullptr) {
+            s->flush();
+        }
+    }
+}
+
+//
+// what slots and requests are
+//
+
+// False when an adapter is active whose state cannot be told apart: one that came after the start, or that sets in
+// somewhere within the prompt.
+bool cache_core::scope_of(const std::vector<common_adapter_lora_info> & lora, sequence_scope & out) const {
+    out = {};
+    for (const common_adapter_lora_info & adapter : lora) {
+        if (adapter.scale == 0) {
+            continue;
+        }
+        const auto known = adapter_keys.find(adapter.path);
+        if (known == adapter_keys.end() ||
+            (adapter.ptr != nullptr && llama_adapter_get_alora_n_invocation_tokens(adapter.ptr) > 0)) {
+            return false;
+        }
+        out.adapters.push_back({ known->second, adapter.scale });
+    }
+    return true;
+}
+
+sequence_scope cache_core::scope_of_request(const task_params & params) const {
+    std::lock_guard<std::mutex> guard(notice_mu);
+    std::vector<common_adapter_lora_info> lora = defaults;
+    if (!params.lora.empty()) {
+        for (size_t i = 0; i < lora.size(); i++) {
+            const auto named = params.lora.find(static_cast<int>(i));
+            lora[i].scale = named == params.lora.end() ? 0.0f : named->second;
+        }
+    }
+    sequence_scope scope;
+    (void) scope_of(lora, scope);
+    return scope;
+}
+
+slot_offer cache_core::offer_of(const slot_view & slot) const {
+    slot_offer offer;
+    offer.tokens  = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());
+    offer.pos_min = llama_memory_seq_pos_min(llama_get_memory(target_ctx), slot.id);
+    offer.n_swa   = n_swa;
+    if (checkpoints_exact) {
+        for (const common_prompt_checkpoint & c : slot.prompt.checkpoints) {
+            offer.checkpoints.push_back({ c.n_tokens, c.pos_min, c.pos_max });
+        }
+    }
+    return offer;
+}
+
+void cache_core::publish(const slot_view & slot, const slot_record & rec, bool idle) {
+    slot_notice notice;
+    notice.idle  = idle;
+    notice.scope = rec.scope;
+    notice.conversation = rec.conversation;
+    if (idle) {
+        notice.offer = offer_of(slot);
+    }
+    std::lock_guard<std::mutex> guard(notice_mu);
+    slot_notice & old = notices[static_cast<size_t>(slot.id)];
+    notice.forget = old.forget;
+    old = std::move(notice);
+}
+
+size_t cache_core::best_idle_offer(const cache_ticket & ticket) const {
+    std::lock_guard<std::mutex> guard(notice_mu);
+    size_t best = 0;
+    for (const slot_notice & notice : notices) {
+        if (notice.idle && !notice.forget && same_scope(notice.scope, ticket.scope)) {
+            best = std::max(best, notice.offer.reusable(ticket.tokens));
+        }
+    }
+    return best;
+}
+
+//
+// lookup
+//
+
+std::shared_ptr<cache_ticket> cache_core::make_ticket(const server_task & task) {
+    auto ticket = std::make_shared<cache_ticket>();
+    ticket->core = shared_from_this();
+    if (!is_cached_kind(task.type) || !task.params.cache_prompt || task.is_child()) {
+        ticket->failure = cache_miss::off;
+        return ticket;
+    }
+    ticket->tokens = tokens_of(task.tokens, task.tokens.size());
+    ticket->scope  = scope_of_request(task.params);
+    if (has_media(ticket->tokens)) {
+        ticket->failure = cache_miss::media;
+    }
+    return ticket;
+}
+
+void cache_core::look(cache_ticket & ticket) const {
+    ticket.target.clear();
+    ticket.draft.clear();
+    if (ticket.tokens.size() < 2) {
+        return;
+    }
+    ticket.target.match = target->find(ticket.scope, ticket.tokens, ticket.tokens.size() - 1);
+    const size_t n = ticket.target.match.n_tokens;
+    if (draft != nullptr && n > 0) {
+        // Both contexts go on at one position, or the draft's starts empty.
+        kvtier::match found = draft->find(ticket.scope, ticket.tokens, n);
+        if (found.n_tokens == n) {
+            ticket.draft.match = std::move(found);
+        }
+    }
+}
+
+bool cache_core::worth_reading(cache_ticket & ticket, size_t n_in_slot) const {
+    const kvtier::match & m = ticket.target.match;
+    if (m.n_tokens <= n_in_slot) {
+        return false;
+    }
+    kvtier::restore_facts facts;
+    facts.bytes_ram        = m.bytes_ram + ticket.draft.match.bytes_ram;
+    facts.bytes_disk       = m.bytes_disk + ticket.draft.match.bytes_disk;
+    facts.n_tokens         = m.n_tokens - n_in_slot;
+    facts.ram_bytes_per_s  = copy_speed.get();
+    facts.disk_bytes_per_s = disk_speed.get();
+    facts.tokens_per_s     = eval_speed.get();
+    const kvtier::restore_decision decision = kvtier::restore_or_recompute(facts);
+    if (!decision.restore && decision.restore_ms > decision.eval_ms + recompute_margin_ms) {
+        ticket.failure = cache_miss::recompute_faster;
+        return false;
+    }
+    return true;
+}
+
+void cache_core::arrive(server_task & task) {
+    const auto ticket = make_ticket(task);
+    task.cache = ticket;
+    if (ticket->failure != cache_miss::none) {
+        return;
+    }
+    look(*ticket);
+    const kvtier::match & m = ticket->target.match;
+    if (!worth_reading(*ticket, best_idle_offer(*ticket))) {
+        ticket->failure = cache_miss::none; // the slot it gets decides
+        return;
+    }
+    // Requests that wait for a slot must not pile up state in RAM: beyond the budget they read when their turn comes.
+    const uint64_t waiting = in_flight.load();
+    if (waiting > 0 && waiting + m.bytes_disk > target->store().options().ram_bytes) {
+        target->store().prefetch(m);
+        return;
+    }
+    read(*ticket);
+}
+
+bool cache_core::ready(const slot_view & slot, server_task & task) {
+    if (!task.cache) {
+        task.cache = make_ticket(task);
+    }
+    cache_ticket & ticket = *task.cache;
+    if (ticket.reading) {
+        return false;
+    }
+    if (ticket.failure == cache_miss::off || ticket.failure == cache_miss::media || task.n_tokens() >= slot.n_ctx) {
+        return true;
+    }
+    size_t n_in_slot = 0;
+    {
+        std::lock_guard<std::mutex> guard(notice_mu);
+        const slot_record & rec = records[static_cast<size_t>(slot.id)];
+        if (same_scope(rec.scope, ticket.scope) && !notices[static_cast<size_t>(slot.id)].forget) {
+            n_in_slot = offer_of(slot).reusable(ticket.tokens);
+        }
+    }
+    if (ticket.target.loaded && ticket.target.state.n_tokens > n_in_slot) {
+        return true;
+    }
+    look(ticket);
+    if (!worth_reading(ticket, n_in_slot)) {
+        return true;
+    }
+    if (ticket.target.match.bytes_disk + ticket.draft.match.bytes_disk == 0) {
+        read(ticket); // from RAM: no file is touched
+        return true;
+    }
+    if (ticket.n_reads >= 2) {
+        return true; // files that change or break faster than they are read
+    }
+    std::lock_guard<std::mutex> guard(reader_mu);
+    if (stopping) {
+        return true;
+    }
+    ticket.reading = true;
+    reads.push_back(task.cache);
+    reader_changed.notify_all();
+    return false;
+}
+
+//
+// restore
+//
+
+bool cache_core::read_part(sequence_store & from, stored_part & part, cache_ticket & ticket) {
+    const uint64_t from_disk = part.match.bytes_disk;
+    const auto     start     = std::chrono::steady_clock::now();
+    const status   s         = from.read(part.match, ticket.tokens, part.state);
+    if (!s.is_ok()) {
+        ticket.failure = s.is_damaged() ? cache_miss::corrupt : s.is_io_error() ? cache_miss::io_error : cache_miss::no_room;
+        LOG_WRN("cache: %s\n", s.message().c_str());
+        return false;
+    }
+    if (from_disk > 0) {
+        disk_speed.add(static_cast<double>(from_disk), ms_since(start) / 1000);
+    }
+    part.loaded = true;
+    ticket.in_flight += from_disk;
+    in_flight        += from_disk;
+    return true;
+}
+
+void cache_core::read(cache_ticket & ticket) {
+    const auto start = std::chrono::steady_clock::now();
+    ticket.n_reads++;
+    ticket.failure = cache_miss::none;
+    if (read_part(*target, ticket.target, ticket) && draft != nullptr && ticket.draft.match.n_tokens > 0) {
+        const cache_miss none = ticket.failure;
+        (void) read_part(*draft, ticket.draft, ticket); // without it the draft context starts empty
+        ticket.failure = none;
+    }
+    ticket.read_ms += ms_since(start);
+}
+
+void cache_core::run_reader() {
+    std::unique_lock<std::mutex> guard(reader_mu);
+    for (;;) {
+        reader_changed.wait(guard, [&] { return stopping || !reads.empty(); });
+        if (stopping) {
+            return;
+        }
+        const std::shared_ptr<cache_ticket> ticket = std::move(reads.front());
+        reads.pop_front();
+        guard.unlock();
+        read(*ticket);
+        ticket->reading = false;
+        retry();
+        guard.lock();
+    }
+}
+
+bool cache_core::put(const slot_view & slot, const cache_ticket & ticket, const std::function<bool()> & make_room) {
+    const auto start = std::chrono::steady_clock::now();
+    if (draft_ctx != nullptr) {
+        // First, because some draft contexts share the target's cells.
+        llama_memory_seq_rm(llama_get_memory(draft_ctx), slot.id, -1, -1);
+    }
+    status s = target->put(slot.id, ticket.target.state);
+    while (!s.is_ok() && make_room()) {
+        s = target->put(slot.id, ticket.target.state);
+    }
+    if (!s.is_ok()) {
+        LOG_WRN("cache: slot %d: %s\n", slot.id, s.message().c_str());
+        return false;
+    }
+    target->used(ticket.target.match);
+    if (ticket.draft.loaded && draft->put(slot.id, ticket.draft.state).is_ok()) {
+        draft->used(ticket.draft.match);
+    }
+    const kvtier::match & m = ticket.target.match;
+    copy_speed.add(static_cast<double>(m.bytes_ram + m.bytes_disk), ms_since(start) / 1000);
+    return true;
+}
+
+cache_report cache_core::report_of(const cache_ticket & ticket, const slot_offer & offer, size_t n_in_slot,
+                                   size_t n_restored) const {
+    const kvtier::match & m = ticket.target.match;
+    cache_report report;
+    report.shown = true;
+    if (n_restored > 0) {
+        report.source = m.source == kvtier::match_source::hot  ? cache_source::hot
+                      : m.source == kvtier::match_source::warm ? cache_source::warm : cache_source::cold;
+        report.match  = m.kind == kvtier::match_kind::conversation ? cache_match::conversation : cache_match::prefix;
+    } else if (n_in_slot > 0) {
+        report.source = cache_source::slot;
+        report.match  = cache_match::slot;
+    }
+
+    const size_t n_slot   = offer.common(ticket.tokens);
+    const size_t n_common = std::max(n_slot, m.n_common);
+    const size_t n_all    = ticket.tokens.empty() ? 0 : ticket.tokens.size() - 1;
+    const size_t n_reused = std::max(n_restored, n_in_slot);
+    report.at = static_cast<uint32_t>(n_common);
+    if (ticket.failure != cache_miss::none) {
+        report.miss = ticket.failure;
+    } else if (n_reused >= n_all) {
+        report.miss = cache_miss::none;
+    } else if (n_reused < std::min(n_common, n_all)) {
+        report.miss = cache_miss::no_anchor;
+    } else if (n_common == 0) {
+        const uint64_t hash = kvtier::conversation_hash(ticket.tokens.data(), ticket.tokens.size());
+        report.miss = elsewhere.count(hash) != 0 ? cache_miss::other_fingerprint : cache_miss::nothing_stored;
+    } else if (n_slot >= m.n_common) {
+        report.miss = n_slot < offer.tokens.size() ? cache_miss::parted : cache_miss::new_tokens;
+    } else {
+        report.miss = m.reason == kvtier::miss_reason::diverged ? cache_miss::parted : cache_miss::new_tokens;
+    }
+    return report;
+}
+
+// A few tokens of text on both sides of where the prompts part.
+static std::string text_around(const llama_context * ctx, const std::vector<kvtier::token> & tokens, size_t at) {
+    std::string out;
+    for (size_t i = at < 6 ? 0 : at - 6; i < std::min(tokens.size(), at + 6); i++) {
+        out += (i == at ? " | " : "") + common_token_to_piece(ctx, tokens[i]);
+    }
+    for (char & c : out) {
+        c = static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+    }
+    return out;
+}
+
+void cache_core::log(const slot_view & slot, const cache_ticket & ticket, const cache_report & report, size_t n_reused) const {
+    LOG_INF("cache: slot %d: %zu of %zu tokens from %s (%s), restored in %.1f ms\n", slot.id, n_reused, ticket.tokens.size(),
+            cache_source_name(report.source), cache_match_name(report.match), report.restore_ms);
+    if (report.miss != cache_miss::none && report.miss != cache_miss::new_tokens) {
+        LOG_INF("cache: slot %d: %s at token %u: %s\n", slot.id, cache_miss_name(report.miss), report.at,
+                text_around(target_ctx, ticket.tokens, report.at).c_str());
+    }
+}
+
+cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
+                                 const std::function<bool()> & make_room) {
+    slot_record & rec = records[static_cast<size_t>(slot.id)];
+    const bool known = rec.exact && rec.tokens == tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());
+    rec.anchors.clear();
+    rec.prompt_saved = false;
+    rec.store        = false;
+    rec.report       = {};
+    if (!is_cached_kind(task.type) || task.is_child() || !task.cache) {
+        rec.exact = false;
+        publish(slot, rec, false);
+        return {};
+    }
+    cache_ticket & ticket = *task.cache;
+
+    sequence_scope scope;
+    const bool     scope_known = scope_of(slot.lora, scope);
+    bool           forget      = false;
+    {
+        std::lock_guard<std::mutex> guard(notice_mu);
+        defaults = task.params.lora.empty() ? slot.lora : defaults;
+        std::swap(forget, notices[static_cast<size_t>(slot.id)].forget);
+    }
+    if (forget || (scope_known && !same_scope(scope, rec.scope))) {
+        prompt.clear(); // removed on request, or evaluated with other adapters
+    }
+
+    if (!checkpoints_exact) {
+        prompt.checkpoints.clear(); // anchors are
+    }
+
+    const slot_offer offer     = offer_of(slot);
+    const size_t     n_in_slot = ticket.failure == cache_miss::off || ticket.failure == cache_miss::media
+                                     ? 0 : offer.reusable(ticket.tokens);
+    const bool wanted = ticket.target.loaded && scope_known && same_scope(scope, ticket.scope) &&
+                        ticket.target.state.n_tokens > n_in_slot && task.n_tokens() < slot.n_ctx;
+    size_t n_restored = 0;
+    double put_ms     = 0;
+    if (wanted) {
+        const auto start = std::chrono::steady_clock::now();
+        prompt.clear();
+        if (put(slot, ticket, make_room)) {
+            n_restored = ticket.target.state.n_tokens;
+            prompt.tokens.insert({ ticket.tokens.begin(), ticket.tokens.begin() + static_cast<std::ptrdiff_t>(n_restored) });
+        } else {
+            ticket.failure = cache_miss::no_room;
+        }
+        put_ms = ms_since(start);
+    }
+
+    rec.report            = report_of(ticket, offer, wanted ? 0 : n_in_slot, n_restored);
+    rec.report.restore_ms = n_restored > 0 ? static_cast<float>(ticket.read_ms + put_ms) : 0;
+    log(slot, ticket, rec.report, std::max(n_restored, wanted ? 0 : n_in_slot));
+
+    rec.scope      = scope;
+    rec.conversation = kvtier::conversation_hash(ticket.tokens.data(), ticket.tokens.size());
+    rec.exact      = n_restored > 0 || known || prompt.tokens.empty() || offer.common(ticket.tokens) == 0;
+    rec.store      = scope_known && ticket.failure != cache_miss::off && ticket.failure != cache_miss::media;
+    rec.n_reusable = std::max(n_restored, offer.common(ticket.tokens));
+    rec.n_saved    = n_restored;
+    rec.n_static   = 0;
+    rec.last_user  = 0;
+    rec.roles.clear();
+    for (const common_chat_msg_span & span : task.params.message_spans.spans) {
+        rec.roles.push_back({ static_cast<uint32_t>(span.pos), static_cast<uint32_t>(span.role) });
+        if (span.role == COMMON_CHAT_ROLE_USER) {
+            rec.n_static  = rec.n_static == 0 ? static_cast<uint32_t>(span.pos) : rec.n_static;
+            rec.last_user = static_cast<uint32_t>(span.pos);
+        }
+    }
+    ticket.clear();
+    publish(slot, rec, false);
+    return rec.report;
+}
+
+//
+// persist
+//
+
+// Tokens that upstream moved to other positions are state that no evaluation of the prompt would give.
+void cache_core::note_use(const slot_view & slot, slot_record & rec) {
+    if (slot.shifted || slot.stats.n_prompt_cached > rec.n_reusable) {
+        rec.exact = false;
+    }
+}
+
+void cache_core::save(const slot_view & slot, slot_record & rec, bool complete, bool anchor_end) {
+    sequence_turn turn;
+    turn.scope      = rec.scope;
+    turn.tokens     = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());
+    turn.n_static   = rec.n_static;
+    turn.roles      = rec.roles;
+    turn.complete   = complete;
+    turn.anchor_end = anchor_end;
+    turn.anchors    = std::move(rec.anchors);
+    rec.anchors.clear();
+    if (turn.tokens.empty() || has_media(turn.tokens)) {
+        return;
+    }
+    const status s = target->save(slot.id, turn);
+    if (!s.is_ok()) {
+        LOG_WRN("cache: slot %d: not stored: %s\n", slot.id, s.message().c_str());
+        return;
+    }
+    rec.n_saved = turn.tokens.size();
+    if (draft != nullptr) {
+        turn.anchors.clear();
+        (void) draft->save(slot.id, turn).is_ok(); // it may lag behind the target; the next turn has it
+    }
+}
+
+void cache_core::anchor(const slot_view & slot, uint32_t n_tokens) {
+    slot_record & rec = records[static_cast<size_t>(slot.id)];
+    note_use(slot, rec);
+    if (!rec.store || !rec.exact || !target->folded() || slot.task == nullptr) {
+        return;
+    }
+    // Where other prompts will want to go on: after the static prefix, before the last message, before the answer.
+    static constexpr uint32_t near_end = 4;
+    const bool pays = n_tokens == rec.n_static || n_tokens == rec.last_user ||
+                      n_tokens + near_end >= static_cast<uint32_t>(slot.task->n_tokens());
+    anchor_copy copy;
+    if (pays && target->take_anchor(slot.id, n_tokens, copy).is_ok()) {
+        rec.anchors.push_back(std::move(copy));
+    }
+}
+
+// Tokens whose rows fill a segment.
+size_t cache_core::chunk_tokens(const slot_view & slot) {
+    const kvtier::store_options & options = target->store().options();
+    const llama_pos               page    = static_cast<llama_pos>(options.page_size);
+    if (n_chunk_tokens == 0 && slot.prompt.tokens.size() >= options.page_size) {
+        const size_t bytes = llama_state_rows_size(target_ctx, slot.id, 0, page);
+        n_chunk_tokens = bytes == 0 ? SIZE_MAX : std::max<size_t>(8, options.segment_bytes / bytes) * options.page_size;
+    }
+    return n_chunk_tokens == 0 ? SIZE_MAX : n_chunk_tokens;
+}
+
+void cache_core::evaluated(const slot_view & slot) {
+    slot_record & rec = records[static_cast<size_t>(slot.id)];
+    if (rec.prompt_saved || !rec.store || slot.task == nullptr) {
+        return;
+    }
+    // A long prompt is handed over in parts, so that it never overfills the queue and a crash costs little of it.
+    const bool   whole = slot.stats.n_gen > 0;
+    const size_t n_new = slot.prompt.tokens.size() - std::min(rec.n_saved, slot.prompt.tokens.size());
+    if (!whole && n_new < chunk_tokens(slot)) {
+        return;
+    }
+    note_use(slot, rec);
+    rec.prompt_saved = whole;
+    if (whole && slot.stats.n_prompt_processed >= 64) {
+        eval_speed.add(static_cast<double>(slot.stats.n_prompt_processed), slot.stats.t_prompt_ms() / 1000);
+    }
+    if (rec.exact) {
+        save(slot, rec, false, false);
+    }
+}
+
+void cache_core::released(const slot_view & slot) {
+    slot_record & rec = records[static_cast<size_t>(slot.id)];
+    if (slot.task == nullptr || !is_cached_kind(slot.task->type)) {
+        return;
+    }
+    note_use(slot, rec);
+    bool forget;
+    {
+        std::lock_guard<std::mutex> guard(notice_mu);
+        forget = notices[static_cast<size_t>(slot.id)].forget;
+    }
+    if (rec.store && rec.exact && !forget) {
+        // A request that was cancelled within its prompt ends no turn, but what it evaluated is kept.
+        save(slot, rec, slot.prompt.tokens.size() >= static_cast<size_t>(slot.task->n_tokens()), true);
+    }
+    rec.anchors.clear();
+    rec.tokens = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());
+    publish(slot, rec, true);
+
+    if (rec.report.shown) {
+        n_requests++;
+        n_reused    += slot.stats.n_prompt_cached;
+        n_evaluated += slot.stats.n_prompt_processed;
+        by_source[static_cast<size_t>(slot.stats.n_prompt_cached > 0 ? rec.report.source : cache_source::none)]++;
+        by_miss[static_cast<size_t>(rec.report.miss)]++;
+    }
+}
+
+} // namespace llama_run

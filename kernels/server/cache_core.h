@@ -1,0 +1,180 @@
+// The cache while it is open: the stores of a model and its draft model, what each slot holds, and what was measured.
+// Behind state_cache.h, which says who calls what.
+#pragma once
+
+#include "server/slot_offer.h"
+#include "server/state_cache.h"
+
+#include "kvtier/budget.h"
+#include "llama/sequence_store.h"
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace llama_run {
+
+// One context's part of a restore.
+struct stored_part {
+    kvtier::match        match;
+    kvtier::loaded_state state;
+    bool                 loaded = false;
+
+    void clear() { *this = stored_part(); }
+};
+
+// What was found and read for a request. Travels with its task; emptied by restore.
+class cache_ticket {
+public:
+    ~cache_ticket() { clear(); }
+    void clear();
+
+    std::shared_ptr<cache_core> core; // first: a match must not outlive its store
+    sequence_scope              scope;
+    std::vector<kvtier::token>  tokens;
+    stored_part                 target;
+    stored_part                 draft;
+    cache_miss                  failure = cache_miss::none; // why nothing is read, or what went wrong
+    double                      read_ms   = 0;
+    uint32_t                    n_reads   = 0;
+    uint64_t                    in_flight = 0;              // bytes it holds beyond the RAM tier
+    std::atomic<bool>           reading{ false };
+};
+
+// A moving average of what was measured; 0: nothing yet.
+class speed {
+public:
+    void   add(double amount, double seconds);
+    double get() const { return value.load(); }
+
+private:
+    std::atomic<double> value{ 0 };
+};
+
+class cache_core : public std::enable_shared_from_this<cache_core> {
+public:
+    static kvtier::status open(const common_params & params, llama_context * target, llama_context * draft,
+                               std::function<void()> retry, std::shared_ptr<cache_core> & out);
+    ~cache_core();
+
+    void         arrive(server_task & task);
+    bool         ready(const slot_view & slot, server_task & task);
+    cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
+                         const std::function<bool()> & make_room);
+    void         anchor(const slot_view & slot, uint32_t n_tokens);
+    void         evaluated(const slot_view & slot);
+    void         released(const slot_view & slot);
+
+    common_json describe() const;
+    common_json conversations() const;
+    std::string metrics() const;
+    void        flush();
+    bool        remove_conversation(uint64_t hash, uint64_t & bytes_freed);
+
+    // Flushes and ends the threads.
+    void close();
+
+private:
+    friend class cache_ticket;
+
+    // What a slot holds and what became of its request.
+    struct slot_record {
+        sequence_scope             scope;
+        uint64_t                   conversation = 0;
+        std::vector<kvtier::token> tokens;        // held when last seen
+        bool                       exact = true;  // held by plain evaluation or an exact restore: may be stored
+        bool                       store = false; // this request may be stored
+        size_t                     n_reusable = 0; // more than that reused: tokens were moved, which is not exact
+        size_t                     n_saved    = 0; // tokens handed over
+        bool                       prompt_saved = false;
+        std::vector<anchor_copy>   anchors;       // taken, not handed over
+        uint32_t                   n_static = 0;
+        uint32_t                   last_user = 0;
+        std::vector<kvtier::role_mark> roles;
+        cache_report               report;
+    };
+
+    // What HTTP workers may know of a slot.
+    struct slot_notice {
+        bool           idle = true;
+        bool           forget = false; // its conversation was removed
+        uint64_t       conversation = 0;
+        sequence_scope scope;
+        slot_offer     offer;
+    };
+
+    cache_core(const common_params & params, llama_context * target, llama_context * draft, std::function<void()> retry);
+    kvtier::status open_stores(const common_params & params);
+    kvtier::status open_store(const common_params & params, llama_context * ctx, const std::string & model_path,
+                              ggml_type type_k, ggml_type type_v, std::unique_ptr<sequence_store> & out);
+
+    bool           scope_of(const std::vector<common_adapter_lora_info> & lora, sequence_scope & out) const;
+    sequence_scope scope_of_request(const task_params & params) const;
+    slot_offer     offer_of(const slot_view & slot) const;
+    size_t         best_idle_offer(const cache_ticket & ticket) const;
+
+    std::shared_ptr<cache_ticket> make_ticket(const server_task & task);
+    void look(cache_ticket & ticket) const;
+    bool worth_reading(cache_ticket & ticket, size_t n_in_slot) const;
+    void read(cache_ticket & ticket);
+    bool read_part(sequence_store & from, stored_part & part, cache_ticket & ticket);
+    bool put(const slot_view & slot, const cache_ticket & ticket, const std::function<bool()> & make_room);
+    cache_report report_of(const cache_ticket & ticket, const slot_offer & offer, size_t n_in_slot, size_t n_restored) const;
+    void log(const slot_view & slot, const cache_ticket & ticket, const cache_report & report, size_t n_reused) const;
+
+    size_t chunk_tokens(const slot_view & slot);
+    void note_use(const slot_view & slot, slot_record & rec);
+    void save(const slot_view & slot, slot_record & rec, bool complete, bool anchor_end);
+    void publish(const slot_view & slot, const slot_record & rec, bool idle);
+    void run_reader();
+
+    llama_context * const       target_ctx;
+    llama_context * const       draft_ctx;
+    const std::function<void()> retry;
+    const int32_t               n_swa;
+    const bool                  checkpoints_exact; // upstream's; see llama_state_has_window
+    std::string                 root_dir;
+    size_t                      n_chunk_tokens = 0; // 0: not known yet
+
+    std::unique_ptr<sequence_store>    target;
+    std::unique_ptr<sequence_store>    draft;        // null: none, or one whose state does not travel
+    std::map<std::string, kvtier::key> adapter_keys; // by path
+    std::set<uint64_t>                 elsewhere;    // conversations of other fingerprints
+
+    std::vector<slot_record> records; // by slot; inference thread only
+
+    mutable std::mutex                    notice_mu;
+    std::vector<slot_notice>              notices;  // by slot
+    std::vector<common_adapter_lora_info> defaults; // adapters of requests that name none
+
+    speed disk_speed; // bytes per second
+    speed copy_speed;
+    speed eval_speed; // tokens per second
+
+    std::atomic<uint64_t> in_flight{ 0 };
+
+    std::mutex                                reader_mu;
+    std::condition_variable                   reader_changed;
+    std::deque<std::shared_ptr<cache_ticket>> reads;
+    bool                                      stopping = false;
+    std::thread                               reader;
+
+    // Of finished requests.
+    std::atomic<uint64_t> n_requests{ 0 };
+    std::atomic<uint64_t> n_reused{ 0 };
+    std::atomic<uint64_t> n_evaluated{ 0 };
+    std::array<std::atomic<uint64_t>, 5> by_source{};
+    std::array<std::atomic<uint64_t>, static_cast<size_t>(cache_miss::n_kinds)> by_miss{};
+};
+
+} // namespace llama_run

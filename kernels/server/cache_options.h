@@ -1,0 +1,21 @@
+// What the --cache-ssd flags say. Part of upstream's common_params, so that they travel with the rest of the settings.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace llama_run {
+
+struct cache_options {
+    std::string path;                      // empty: no SSD cache, the server is upstream's
+    uint32_t    page_size         = 256;   // tokens
+    uint32_t    max_checkpoints   = 64;    // per conversation
+    uint32_t    hot_window        = 2;     // turns
+    uint32_t    warm_window       = 4;
+    uint32_t    max_cold          = 32;    // cold checkpoints per conversation
+    uint32_t    max_conversations = 256;
+    uint64_t    max_bytes         = 0;     // on disk; 0: a fifth of the free space, at most 64 GiB
+    uint64_t    ram_bytes         = 0;     // hot and warm; 0: an eighth of the machine's
+};
+
+} // namespace llama_run

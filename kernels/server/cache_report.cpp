@@ -1,0 +1,59 @@
+#include "server/cache_report.h"
+
+namespace llama_run {
+
+const char * cache_source_name(cache_source s) {
+    switch (s) {
+        case cache_source::none: return "none";
+        case cache_source::slot: return "slot";
+        case cache_source::hot:  return "hot";
+        case cache_source::warm: return "warm";
+        case cache_source::cold: return "cold";
+    }
+    return "unknown";
+}
+
+const char * cache_match_name(cache_match m) {
+    switch (m) {
+        case cache_match::none:         return "none";
+        case cache_match::slot:         return "slot";
+        case cache_match::conversation: return "conversation";
+        case cache_match::prefix:       return "prefix";
+    }
+    return "unknown";
+}
+
+const char * cache_miss_name(cache_miss m) {
+    switch (m) {
+        case cache_miss::none:              return "none";
+        case cache_miss::new_tokens:        return "new_tokens";
+        case cache_miss::parted:            return "parted";
+        case cache_miss::nothing_stored:    return "nothing_stored";
+        case cache_miss::other_fingerprint: return "other_fingerprint";
+        case cache_miss::no_anchor:         return "no_anchor";
+        case cache_miss::recompute_faster:  return "recompute_faster";
+        case cache_miss::corrupt:           return "corrupt";
+        case cache_miss::io_error:          return "io_error";
+        case cache_miss::no_room:           return "no_room";
+        case cache_miss::off:               return "off";
+        case cache_miss::media:             return "media";
+        case cache_miss::n_kinds:           break;
+    }
+    return "unknown";
+}
+
+void cache_report::add_to(common_json & timings, uint64_t n_cached, uint64_t n_evaluated) const {
+    if (!shown) {
+        return;
+    }
+    const bool reused = n_cached > 0;
+    timings["cache_source"] = cache_source_name(reused ? source : cache_source::none);
+    timings["cache_match"]  = cache_match_name(reused ? match : cache_match::none);
+    timings["restore_ms"]   = restore_ms;
+    // The last token of a prompt is always evaluated: its logits are the answer's beginning.
+    if (miss != cache_miss::none && n_evaluated > 1) {
+        timings["cache_miss"] = common_json{ { "reason", cache_miss_name(miss) }, { "at", at } };
+    }
+}
+
+} // namespace llama_run

@@ -1,0 +1,46 @@
+// What the cache did for one request, as its answer says it. Small: upstream copies it into every partial result.
+#pragma once
+
+#include "json.h"
+
+#include <cstdint>
+
+namespace llama_run {
+
+enum class cache_source : uint8_t { none, slot, hot, warm, cold };
+enum class cache_match  : uint8_t { none, slot, conversation, prefix };
+
+// Why tokens of a prompt had to be evaluated.
+enum class cache_miss : uint8_t {
+    none,
+    new_tokens,        // the prompt goes on where everything known ends
+    parted,            // it departs from what is known
+    nothing_stored,    // no prompt that begins like this is known
+    other_fingerprint, // it is known for this model with other settings, or for another model
+    no_anchor,         // more is in common, but the model can only go back to where an anchor is
+    recompute_faster,  // reading it would take longer than evaluating it
+    corrupt,           // a file was damaged and has been set aside
+    io_error,          // the disk refused
+    no_room,           // the context had no room for it, or refused it
+    off,               // the request says cache_prompt: false, or is of a kind that is not stored
+    media,             // images and audio are not stored
+    n_kinds,
+};
+
+const char * cache_source_name(cache_source s);
+const char * cache_match_name(cache_match m);
+const char * cache_miss_name(cache_miss m);
+
+struct cache_report {
+    bool         shown  = false; // the cache is on
+    cache_source source = cache_source::none;
+    cache_match  match  = cache_match::none;
+    cache_miss   miss   = cache_miss::none;
+    uint32_t     at     = 0;     // where the prompts part
+    float        restore_ms = 0; // reading, verifying and copying into the context
+
+    // Adds its fields to upstream's timings. n_cached, n_evaluated: tokens of the prompt.
+    void add_to(common_json & timings, uint64_t n_cached, uint64_t n_evaluated) const;
+};
+
+} // namespace llama_run

@@ -1,0 +1,56 @@
+#include "server/cache_routes.h"
+
+#include "server/state_cache.h"
+
+#include "kvtier/file_names.h"
+
+#include "server-common.h"
+
+#include <memory>
+#include <utility>
+
+namespace llama_run {
+
+static server_http_res_ptr answer(int status, const common_json & body) {
+    auto res = std::make_unique<server_http_res>();
+    res->status = status;
+    res->data   = body.dump_safe();
+    return res;
+}
+
+static server_http_res_ptr refuse(const std::string & message, error_type type) {
+    const common_json error = format_error_response(message, type);
+    return answer(error.at("code").get<int>(), { { "error", error } });
+}
+
+static server_http_res_ptr remove_conversation(const state_cache & cache, const server_http_req & req) {
+    uint64_t hash;
+    if (!kvtier::parse_hex(req.get_param("hash"), hash)) {
+        return refuse("the conversation's hash is 16 hex digits, as GET /cache/conversations lists it", ERROR_TYPE_INVALID_REQUEST);
+    }
+    uint64_t freed = 0;
+    if (!cache.remove_conversation(hash, freed)) {
+        return refuse("no such conversation is stored", ERROR_TYPE_NOT_FOUND);
+    }
+    return answer(200, { { "hash", kvtier::hex(hash) }, { "bytes_freed", freed } });
+}
+
+void add_cache_routes(const server_http_context & http, const state_cache & cache,
+                      const std::function<route_handler(route_handler)> & wrap, const route_proxy & proxy) {
+    const auto here_or_there = [&](const char * method, route_handler here) {
+        return wrap(!proxy ? std::move(here) : [proxy, method](const server_http_req & req) { return proxy(req, method); });
+    };
+    http.get("/cache", here_or_there("GET", [&cache](const server_http_req &) { return answer(200, cache.describe()); }));
+    http.get("/cache/conversations", here_or_there("GET", [&cache](const server_http_req &) {
+        return answer(200, { { "conversations", cache.conversations() } });
+    }));
+    http.del("/cache/conversations/:hash", here_or_there("DELETE", [&cache](const server_http_req & req) {
+        return remove_conversation(cache, req);
+    }));
+    http.post("/cache/flush", here_or_there("POST", [&cache](const server_http_req &) {
+        cache.flush();
+        return answer(200, cache.describe());
+    }));
+}
+
+} // namespace llama_run

@@ -1,0 +1,31 @@
+// GET /cache, GET /cache/conversations, DELETE /cache/conversations/:hash, POST /cache/flush. See docs/http-api.md.
+#pragma once
+
+#include "server-http.h"
+
+#include <functional>
+
+namespace llama_run {
+
+class state_cache;
+
+using route_handler = server_http_context::handler_t;
+using route_proxy   = std::function<server_http_res_ptr(const server_http_req &, const char * method)>;
+
+// wrap: upstream's, which turns exceptions into answers. proxy: see below; null where the model is served by this process.
+void add_cache_routes(const server_http_context & http, const state_cache & cache,
+                      const std::function<route_handler(route_handler)> & wrap, const route_proxy & proxy);
+
+// In router mode: asks the server of the model that the request names (?model=NAME). A template, because upstream's class
+// is linked after us.
+template <typename Router>
+route_proxy proxy_of(Router & router) {
+    if (!router.has_value()) {
+        return nullptr;
+    }
+    return [&router](const server_http_req & req, const char * method) {
+        return router->models.proxy_request(req, method, req.get_param("model"), false);
+    };
+}
+
+} // namespace llama_run

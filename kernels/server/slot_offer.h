@@ -1,0 +1,52 @@
+// How much of a prompt a slot can give without help: upstream's own rules, as a pure function.
+//
+// A slot holds the state of some tokens. Of a prompt that begins with them it reuses the common part, if the memory can be
+// cut there; else it goes back to one of the context checkpoints that upstream keeps in RAM.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llama_run {
+
+struct slot_checkpoint {
+    int64_t n_tokens;
+    int32_t pos_min;
+    int32_t pos_max;
+};
+
+struct slot_offer {
+    std::vector<int32_t>         tokens;
+    std::vector<slot_checkpoint> checkpoints;
+    int32_t                      pos_min = -1; // of what the memory holds
+    int32_t                      n_swa   = 0;
+
+    size_t common(const std::vector<int32_t> & prompt) const {
+        const size_t n = std::min(tokens.size(), prompt.size());
+        return static_cast<size_t>(std::mismatch(tokens.begin(), tokens.begin() + n, prompt.begin()).first - tokens.begin());
+    }
+
+    // Tokens of the prompt that need not be evaluated; at least one always is.
+    size_t reusable(const std::vector<int32_t> & prompt) const {
+        const size_t n = common(prompt);
+        if (n == 0 || pos_min < 0) {
+            return 0;
+        }
+        const int64_t all_known = n == prompt.size(); // the last token is evaluated again
+        const int64_t threshold = std::max<int64_t>(0, static_cast<int64_t>(n) - n_swa - all_known);
+        if (pos_min < threshold) {
+            return n - static_cast<size_t>(all_known);
+        }
+        int64_t best = 0;
+        for (const slot_checkpoint & c : checkpoints) {
+            if (c.pos_max <= static_cast<int64_t>(n) && (c.pos_min < threshold || c.pos_min == 0)) {
+                best = std::max(best, std::min<int64_t>(c.n_tokens, std::max(c.pos_min + 1, c.pos_max)));
+            }
+        }
+        return static_cast<size_t>(best);
+    }
+};
+
+} // namespace llama_run
