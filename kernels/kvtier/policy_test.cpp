@@ -112,6 +112,32 @@ TEST(what_is_in_use_is_dropped_for_nothing) {
     CHECK(ram.get(object_kind::anchor, numbered(1), 1) == nullptr); // same key, another kind
 }
 
+TEST(one_users_burst_pushes_the_others_out) {
+    ram_tier ram(1000, {});
+    const key alice = numbered(1);
+    const key bob   = numbered(2);
+    for (uint8_t i = 0; i < 4; i++) {
+        CHECK(ram.put(object_kind::page, alice, numbered(10 + i), std::make_shared<buffer>(100), 1));
+    }
+    for (uint8_t i = 0; i < 100; i++) {
+        CHECK(ram.put(object_kind::page, bob, numbered(100 + i), std::make_shared<buffer>(100), 1));
+        CHECK(ram.bytes() <= 1000);
+    }
+    for (uint8_t i = 0; i < 4; i++) {
+        CHECK(ram.get(object_kind::page, numbered(10 + i), 1) != nullptr); // less than half: hers to keep
+    }
+    CHECK(ram.bytes() == 1000); // and what she does not take is his
+    for (uint8_t i = 0; i < 10; i++) {
+        CHECK(ram.put(object_kind::page, alice, numbered(20 + i), std::make_shared<buffer>(100), 1));
+    }
+    tier where = tier::cold;
+    int  kept  = 0;
+    for (uint8_t i = 0; i < 100; i++) {
+        kept += ram.peek(object_kind::page, numbered(100 + i), 1, where) ? 1 : 0;
+    }
+    CHECK(kept == 5); // her burst leaves him his half
+}
+
 TEST(a_hit_does_not_make_hot) {
     ram_tier ram(1000, {});
     tier     where = tier::cold;

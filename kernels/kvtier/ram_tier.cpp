@@ -10,6 +10,11 @@ static uint64_t idle(uint64_t now, uint64_t last) {
 
 ram_tier::entries::iterator ram_tier::drop(entries::iterator it) {
     bytes_ -= it->data->size();
+    uint64_t & held = by_name_space[it->name_space];
+    held -= it->data->size();
+    if (held == 0) {
+        by_name_space.erase(it->name_space);
+    }
     map(it->kind).erase(it->k);
     return used.erase(it);
 }
@@ -47,9 +52,14 @@ bool ram_tier::put(object_kind kind, const key & name_space, const key & k, blob
     if (size > budget_) {
         return false;
     }
+    // Whoever takes more than an equal share makes room first.
+    const auto     held  = by_name_space.find(name_space);
+    const uint64_t own   = held == by_name_space.end() ? 0 : held->second;
+    const uint64_t share = budget_ / (by_name_space.size() + (held == by_name_space.end() ? 1 : 0));
     for (auto it = used.end(); bytes_ > budget_ - size && it != used.begin();) {
         --it;
-        if (it->data.use_count() == 1) {
+        const bool over = it->name_space == name_space ? own + size > share : by_name_space[it->name_space] > share;
+        if (over && it->data.use_count() == 1) {
             it = drop(it);
         }
     }
@@ -59,6 +69,7 @@ bool ram_tier::put(object_kind kind, const key & name_space, const key & k, blob
     used.push_front({ kind, k, name_space, std::move(data), turn });
     map(kind)[k] = used.begin();
     bytes_ += size;
+    by_name_space[name_space] += size;
     peak_ = std::max(peak_, bytes_);
     return true;
 }

@@ -2,7 +2,8 @@
 //
 // Blobs are immutable and shared: two conversations with one system prompt hold its pages once, and a reader may keep a
 // blob while the tier forgets it. The budget holds at every moment: a blob goes in only when there is room, and room is
-// made only by blobs that nobody else holds, because dropping the others would free nothing.
+// made only by blobs that nobody else holds, because dropping the others would free nothing. Users share it: one that takes
+// more than an equal part gives way before the others do.
 //
 // Thread safety: all functions may be called at any time.
 #pragma once
@@ -14,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <list>
+#include <map>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -78,6 +80,7 @@ private:
     entries                used;
     by_key                 pages;
     by_key                 anchors;
+    std::map<key, uint64_t> by_name_space; // bytes
     uint64_t               bytes_ = 0;
     uint64_t               peak_  = 0;
 };

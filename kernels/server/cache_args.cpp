@@ -73,6 +73,10 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
     add({ { "--cache-ssd-ram" }, "SIZE", "RAM for hot and warm state, like 2G (default: an eighth of the machine's)",
           [](common_params & params, const std::string & value) { params.cache_ssd.ram_bytes = parse_size(value); } },
         "LLAMA_ARG_CACHE_SSD_RAM");
+    add({ { "--max-concurrent-per-user" }, "N",
+          "requests of one user served or waiting at a time, more are answered with 429 (default: 0, no limit)",
+          [](common_params & params, int value) { params.cache_ssd.max_concurrent_per_user = parse_count(value, 0); } },
+        "LLAMA_ARG_MAX_CONCURRENT_PER_USER");
 }
 
 } // namespace llama_run

@@ -22,6 +22,9 @@ static constexpr uint64_t GiB = uint64_t(1) << 30;
 // Chosen so that a measurement's noise cannot turn a short restore into a short evaluation and back.
 static constexpr double recompute_margin_ms = 50;
 
+// Counters of users beyond that are not kept: ids come from clients.
+static constexpr size_t max_counted_users = 4096;
+
 static double ms_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
@@ -90,20 +93,20 @@ static uint64_t machine_ram() {
     return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
-cache_core::cache_core(const common_params & params, llama_context * target, llama_context * draft,
-                       std::function<void()> retry) :
-    target_ctx(target), draft_ctx(draft), retry(std::move(retry)),
+cache_core::cache_core(const common_params & params, llama_context * target, llama_context * draft, server_queue & queue) :
+    target_ctx(target), draft_ctx(draft), queue(queue),
     n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
-    checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)), root_dir(params.cache_ssd.path),
+    checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)),
+    min_similarity(params.slot_prompt_similarity), root_dir(params.cache_ssd.path),
     records(static_cast<size_t>(params.n_parallel)), notices(static_cast<size_t>(params.n_parallel)),
     defaults(params.lora_adapters) {}
 
 status cache_core::open(const common_params & params, llama_context * target, llama_context * draft,
-                        std::function<void()> retry, std::shared_ptr<cache_core> & out) {
+                        server_queue & queue, std::shared_ptr<cache_core> & out) {
     if (llama_get_memory(target) == nullptr) {
         return status::incompatible("this model keeps no state");
     }
-    std::shared_ptr<cache_core> made(new cache_core(params, target, draft, std::move(retry)));
+    std::shared_ptr<cache_core> made(new cache_core(params, target, draft, queue));
     status s = made->open_stores(params);
     if (s.is_ok()) {
         made->reader = std::thread([core = made.get()] { core->run_reader(); });
@@ -225,10 +228,20 @@ void cache_core::close() {
     if (reader.joinable()) {
         reader.join();
     }
-    flush();
+    flush_stores();
 }
 
 void cache_core::flush() {
+    {
+        std::unique_lock<std::mutex> guard(notice_mu);
+        notice_changed.wait(guard, [&] {
+            return std::none_of(notices.begin(), notices.end(), [](const slot_notice & n) { return n.ending; });
+        });
+    }
+    flush_stores();
+}
+
+void cache_core::flush_stores() {
     for (sequence_store * s : { target.get(), draft.get() }) {
         if (s != nullptr) {
             s->flush();
@@ -242,8 +255,10 @@ void cache_core::flush() {
 
 // False when an adapter is active whose state cannot be told apart: one that came after the start, or that sets in
 // somewhere within the prompt.
-bool cache_core::scope_of(const std::vector<common_adapter_lora_info> & lora, sequence_scope & out) const {
+bool cache_core::scope_of(const std::string & user, const std::vector<common_adapter_lora_info> & lora,
+                          sequence_scope & out) const {
     out = {};
+    out.name_space = user;
     for (const common_adapter_lora_info & adapter : lora) {
         if (adapter.scale == 0) {
             continue;
@@ -258,7 +273,7 @@ bool cache_core::scope_of(const std::vector<common_adapter_lora_info> & lora, se
     return true;
 }
 
-sequence_scope cache_core::scope_of_request(const task_params & params) const {
+sequence_scope cache_core::scope_of_request(const std::string & user, const task_params & params) const {
     std::lock_guard<std::mutex> guard(notice_mu);
     std::vector<common_adapter_lora_info> lora = defaults;
     if (!params.lora.empty()) {
@@ -268,7 +283,7 @@ sequence_scope cache_core::scope_of_request(const task_params & params) const {
         }
     }
     sequence_scope scope;
-    (void) scope_of(lora, scope);
+    (void) scope_of(user, lora, scope);
     return scope;
 }
 
@@ -291,12 +306,14 @@ void cache_core::publish(const slot_view & slot, const slot_record & rec, bool i
     notice.scope = rec.scope;
     notice.conversation = rec.conversation;
     if (idle) {
-        notice.offer = offer_of(slot);
+        notice.offer     = offer_of(slot);
+        notice.stored_as = kvtier::conversation_hash(rec.tokens.data(), rec.tokens.size());
     }
     std::lock_guard<std::mutex> guard(notice_mu);
     slot_notice & old = notices[static_cast<size_t>(slot.id)];
     notice.forget = old.forget;
     old = std::move(notice);
+    notice_changed.notify_all();
 }
 
 size_t cache_core::best_idle_offer(const cache_ticket & ticket) const {
@@ -314,15 +331,15 @@ size_t cache_core::best_idle_offer(const cache_ticket & ticket) const {
 // lookup
 //
 
-std::shared_ptr<cache_ticket> cache_core::make_ticket(const server_task & task) {
+std::shared_ptr<cache_ticket> cache_core::make_ticket(const server_task & task, const std::string & user) {
     auto ticket = std::make_shared<cache_ticket>();
-    ticket->core = shared_from_this();
+    ticket->core  = shared_from_this();
+    ticket->scope = scope_of_request(user, task.params);
     if (!is_cached_kind(task.type) || !task.params.cache_prompt || task.is_child()) {
         ticket->failure = cache_miss::off;
         return ticket;
     }
     ticket->tokens = tokens_of(task.tokens, task.tokens.size());
-    ticket->scope  = scope_of_request(task.params);
     if (has_media(ticket->tokens)) {
         ticket->failure = cache_miss::media;
     }
@@ -366,8 +383,8 @@ bool cache_core::worth_reading(cache_ticket & ticket, size_t n_in_slot) const {
     return true;
 }
 
-void cache_core::arrive(server_task & task) {
-    const auto ticket = make_ticket(task);
+void cache_core::arrive(server_task & task, const std::string & user) {
+    const auto ticket = make_ticket(task, user);
     task.cache = ticket;
     if (ticket->failure != cache_miss::none) {
         return;
@@ -387,11 +404,57 @@ void cache_core::arrive(server_task & task) {
     read(*ticket);
 }
 
+// The user's own slot that holds most of the prompt; else an empty one; else the user's least recently used; else the least
+// recently used of all. A slot of which the prompt would throw away more than half is spared while another is empty and the
+// store has as much.
+int cache_core::choose(const std::vector<slot_candidate> & slots, const server_task & task) const {
+    if (task.id_slot != -1 || !is_cached_kind(task.type) || !task.cache) {
+        return -1;
+    }
+    const cache_ticket & ticket = *task.cache;
+    int    similar = -1;
+    int    empty   = -1;
+    int    own     = -1;
+    int    oldest  = -1;
+    size_t most    = 0;
+    bool   sparing = false;
+    const auto older = [&](size_t i, int than) {
+        return than < 0 || slots[i].last_used < slots[static_cast<size_t>(than)].last_used;
+    };
+    for (size_t i = 0; i < slots.size(); i++) {
+        const slot_view & slot = slots[i].view;
+        if (slots[i].busy) {
+            continue;
+        }
+        oldest = older(i, oldest) ? static_cast<int>(i) : oldest;
+        if (slot.prompt.tokens.empty()) {
+            empty = older(i, empty) ? static_cast<int>(i) : empty;
+            continue;
+        }
+        if (!same_scope(records[static_cast<size_t>(slot.id)].scope, ticket.scope)) {
+            continue;
+        }
+        own = older(i, own) ? static_cast<int>(i) : own;
+        const slot_offer offer    = offer_of(slot);
+        const size_t     n_common = offer.common(ticket.tokens);
+        if (n_common > most && static_cast<float>(n_common) > min_similarity * static_cast<float>(ticket.tokens.size())) {
+            most    = n_common;
+            similar = static_cast<int>(i);
+            sparing = 2 * n_common < offer.tokens.size() && ticket.target.match.n_tokens >= offer.reusable(ticket.tokens);
+        }
+    }
+    if (similar >= 0 && !(sparing && empty >= 0)) {
+        return similar;
+    }
+    return empty >= 0 ? empty : own >= 0 ? own : oldest;
+}
+
 bool cache_core::ready(const slot_view & slot, server_task & task) {
     if (!task.cache) {
-        task.cache = make_ticket(task);
+        task.cache = make_ticket(task, "");
     }
     cache_ticket & ticket = *task.cache;
+    n_reads_seen = n_reads_done; // before `reading` is looked at: see deferred
     if (ticket.reading) {
         return false;
     }
@@ -476,8 +539,24 @@ void cache_core::run_reader() {
         guard.unlock();
         read(*ticket);
         ticket->reading = false;
-        retry();
+        n_reads_done++;
+        offer_deferred_again();
         guard.lock();
+    }
+}
+
+// Which of the deferred requests has been read for, the queue does not tell.
+void cache_core::offer_deferred_again() {
+    for (size_t n = queue.queue_tasks_deferred_size(); n > 0; n--) {
+        queue.pop_deferred_task(-1);
+    }
+}
+
+// A read that ended between ready and now found no request to offer again.
+void cache_core::deferred() {
+    if (n_reads_done != n_reads_seen) {
+        n_reads_seen = n_reads_done;
+        offer_deferred_again();
     }
 }
 
@@ -553,6 +632,9 @@ static std::string text_around(const llama_context * ctx, const std::vector<kvti
 }
 
 void cache_core::log(const slot_view & slot, const cache_ticket & ticket, const cache_report & report, size_t n_reused) const {
+    if (report.miss == cache_miss::off) {
+        return;
+    }
     LOG_INF("cache: slot %d: %zu of %zu tokens from %s (%s), restored in %.1f ms\n", slot.id, n_reused, ticket.tokens.size(),
             cache_source_name(report.source), cache_match_name(report.match), report.restore_ms);
     if (report.miss != cache_miss::none && report.miss != cache_miss::new_tokens) {
@@ -577,15 +659,15 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     cache_ticket & ticket = *task.cache;
 
     sequence_scope scope;
-    const bool     scope_known = scope_of(slot.lora, scope);
+    const bool     scope_known = scope_of(ticket.scope.name_space, slot.lora, scope);
     bool           forget      = false;
     {
         std::lock_guard<std::mutex> guard(notice_mu);
         defaults = task.params.lora.empty() ? slot.lora : defaults;
         std::swap(forget, notices[static_cast<size_t>(slot.id)].forget);
     }
-    if (forget || (scope_known && !same_scope(scope, rec.scope))) {
-        prompt.clear(); // removed on request, or evaluated with other adapters
+    if (forget || !same_scope(scope, rec.scope)) {
+        prompt.clear(); // removed on request, another user's, or evaluated with other adapters
     }
 
     if (!checkpoints_exact) {
@@ -720,6 +802,13 @@ void cache_core::evaluated(const slot_view & slot) {
     }
 }
 
+void cache_core::ending(const slot_view & slot) {
+    if (slot.task != nullptr && is_cached_kind(slot.task->type)) {
+        std::lock_guard<std::mutex> guard(notice_mu);
+        notices[static_cast<size_t>(slot.id)].ending = true;
+    }
+}
+
 void cache_core::released(const slot_view & slot) {
     slot_record & rec = records[static_cast<size_t>(slot.id)];
     if (slot.task == nullptr || !is_cached_kind(slot.task->type)) {
@@ -740,11 +829,11 @@ void cache_core::released(const slot_view & slot) {
     publish(slot, rec, true);
 
     if (rec.report.shown) {
-        n_requests++;
-        n_reused    += slot.stats.n_prompt_cached;
-        n_evaluated += slot.stats.n_prompt_processed;
-        by_source[static_cast<size_t>(slot.stats.n_prompt_cached > 0 ? rec.report.source : cache_source::none)]++;
-        by_miss[static_cast<size_t>(rec.report.miss)]++;
+        std::lock_guard<std::mutex> guard(requests_mu);
+        all_requests.add(rec.report, slot.stats);
+        if (user_requests.size() < max_counted_users || user_requests.count(rec.scope.name_space) != 0) {
+            user_requests[rec.scope.name_space].add(rec.report, slot.stats);
+        }
     }
 }
 

@@ -51,6 +51,22 @@ public:
     std::atomic<bool>           reading{ false };
 };
 
+struct request_counts {
+    uint64_t n           = 0;
+    uint64_t n_reused    = 0; // tokens
+    uint64_t n_evaluated = 0;
+    std::array<uint64_t, 5> by_source{};
+    std::array<uint64_t, static_cast<size_t>(cache_miss::n_kinds)> by_miss{};
+
+    void add(const cache_report & report, const server_slot_stats & stats) {
+        n++;
+        n_reused    += stats.n_prompt_cached;
+        n_evaluated += stats.n_prompt_processed;
+        by_source[static_cast<size_t>(stats.n_prompt_cached > 0 ? report.source : cache_source::none)]++;
+        by_miss[static_cast<size_t>(report.miss)]++;
+    }
+};
+
 // A moving average of what was measured; 0: nothing yet.
 class speed {
 public:
@@ -64,22 +80,28 @@ private:
 class cache_core : public std::enable_shared_from_this<cache_core> {
 public:
     static kvtier::status open(const common_params & params, llama_context * target, llama_context * draft,
-                               std::function<void()> retry, std::shared_ptr<cache_core> & out);
+                               server_queue & queue, std::shared_ptr<cache_core> & out);
     ~cache_core();
 
-    void         arrive(server_task & task);
+    void         arrive(server_task & task, const std::string & user);
+    int          choose(const std::vector<slot_candidate> & slots, const server_task & task) const;
     bool         ready(const slot_view & slot, server_task & task);
+    void         deferred();
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room);
     void         anchor(const slot_view & slot, uint32_t n_tokens);
     void         evaluated(const slot_view & slot);
+    void         ending(const slot_view & slot);
     void         released(const slot_view & slot);
+    void         replaced(int id_slot) { records[static_cast<size_t>(id_slot)].exact = false; }
 
     common_json describe() const;
-    common_json conversations() const;
+    common_json describe_user(const std::string & user) const;
+    common_json conversations(const std::string & user) const;
     std::string metrics() const;
-    void        flush();
-    bool        remove_conversation(uint64_t hash, uint64_t & bytes_freed);
+    void        flush(); // what was answered before the call is on disk afterwards
+    bool        remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed);
+    bool        remove_user(const std::string & user, uint64_t & bytes_freed);
 
     // Flushes and ends the threads.
     void close();
@@ -108,22 +130,25 @@ private:
     struct slot_notice {
         bool           idle = true;
         bool           forget = false; // its conversation was removed
-        uint64_t       conversation = 0;
+        bool           ending = false; // the client may have its answer, the store does not have it yet
+        uint64_t       conversation = 0; // of the prompt
+        uint64_t       stored_as    = 0; // with the answer, which counts while both are short
         sequence_scope scope;
         slot_offer     offer;
     };
 
-    cache_core(const common_params & params, llama_context * target, llama_context * draft, std::function<void()> retry);
+    cache_core(const common_params & params, llama_context * target, llama_context * draft, server_queue & queue);
     kvtier::status open_stores(const common_params & params);
     kvtier::status open_store(const common_params & params, llama_context * ctx, const std::string & model_path,
                               ggml_type type_k, ggml_type type_v, std::unique_ptr<sequence_store> & out);
 
-    bool           scope_of(const std::vector<common_adapter_lora_info> & lora, sequence_scope & out) const;
-    sequence_scope scope_of_request(const task_params & params) const;
+    bool           scope_of(const std::string & user, const std::vector<common_adapter_lora_info> & lora,
+                            sequence_scope & out) const;
+    sequence_scope scope_of_request(const std::string & user, const task_params & params) const;
     slot_offer     offer_of(const slot_view & slot) const;
     size_t         best_idle_offer(const cache_ticket & ticket) const;
 
-    std::shared_ptr<cache_ticket> make_ticket(const server_task & task);
+    std::shared_ptr<cache_ticket> make_ticket(const server_task & task, const std::string & user);
     void look(cache_ticket & ticket) const;
     bool worth_reading(cache_ticket & ticket, size_t n_in_slot) const;
     void read(cache_ticket & ticket);
@@ -136,13 +161,17 @@ private:
     void note_use(const slot_view & slot, slot_record & rec);
     void save(const slot_view & slot, slot_record & rec, bool complete, bool anchor_end);
     void publish(const slot_view & slot, const slot_record & rec, bool idle);
+    void flush_stores();
     void run_reader();
+    void offer_deferred_again();
+    void forget_slots(const std::function<bool(const slot_notice &)> & concerns);
 
     llama_context * const       target_ctx;
     llama_context * const       draft_ctx;
-    const std::function<void()> retry;
+    server_queue &              queue;
     const int32_t               n_swa;
     const bool                  checkpoints_exact; // upstream's; see llama_state_has_window
+    const float                 min_similarity; // of a slot's tokens to a prompt, for it to be worth choosing
     std::string                 root_dir;
     size_t                      n_chunk_tokens = 0; // 0: not known yet
 
@@ -154,6 +183,7 @@ private:
     std::vector<slot_record> records; // by slot; inference thread only
 
     mutable std::mutex                    notice_mu;
+    std::condition_variable               notice_changed;
     std::vector<slot_notice>              notices;  // by slot
     std::vector<common_adapter_lora_info> defaults; // adapters of requests that name none
 
@@ -167,14 +197,13 @@ private:
     std::condition_variable                   reader_changed;
     std::deque<std::shared_ptr<cache_ticket>> reads;
     bool                                      stopping = false;
+    std::atomic<uint64_t>                     n_reads_done{ 0 };
+    uint64_t                                  n_reads_seen = 0; // by ready; inference thread only
     std::thread                               reader;
 
-    // Of finished requests.
-    std::atomic<uint64_t> n_requests{ 0 };
-    std::atomic<uint64_t> n_reused{ 0 };
-    std::atomic<uint64_t> n_evaluated{ 0 };
-    std::array<std::atomic<uint64_t>, 5> by_source{};
-    std::array<std::atomic<uint64_t>, static_cast<size_t>(cache_miss::n_kinds)> by_miss{};
+    request_counts                        all_requests; // finished ones
+    std::map<std::string, request_counts> user_requests;
+    mutable std::mutex                    requests_mu;
 };
 
 } // namespace llama_run

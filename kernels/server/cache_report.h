@@ -7,6 +7,9 @@
 
 namespace llama_run {
 
+class cache_ticket; // state that travels with a request: cache_core.h
+class state_cache;  // state_cache.h
+
 enum class cache_source : uint8_t { none, slot, hot, warm, cold };
 enum class cache_match  : uint8_t { none, slot, conversation, prefix };
 

@@ -1,9 +1,11 @@
-// GET /cache, GET /cache/conversations, DELETE /cache/conversations/:hash, POST /cache/flush. See docs/http-api.md.
+// GET /cache, GET /cache/conversations, DELETE /cache/conversations/:hash, DELETE /cache/users/:id, POST /cache/flush. See
+// docs/http-api.md.
 #pragma once
 
 #include "server-http.h"
 
 #include <functional>
+#include <stdexcept>
 
 namespace llama_run {
 
@@ -24,6 +26,9 @@ route_proxy proxy_of(Router & router) {
         return nullptr;
     }
     return [&router](const server_http_req & req, const char * method) {
+        if (req.get_param("model").empty()) {
+            throw std::invalid_argument("several models are served here: say which, with ?model=NAME");
+        }
         return router->models.proxy_request(req, method, req.get_param("model"), false);
     };
 }

@@ -47,21 +47,31 @@ static common_json object_of(const std::vector<number> & numbers) {
     return out;
 }
 
+static common_json object_of(const request_counts & counts) {
+    common_json sources = common_json::object();
+    for (size_t i = 0; i < counts.by_source.size(); i++) {
+        sources[cache_source_name(static_cast<cache_source>(i))] = counts.by_source[i];
+    }
+    common_json misses = common_json::object();
+    for (size_t i = 0; i < counts.by_miss.size(); i++) {
+        misses[cache_miss_name(static_cast<cache_miss>(i))] = counts.by_miss[i];
+    }
+    return {
+        { "finished",         counts.n },
+        { "tokens_reused",    counts.n_reused },
+        { "tokens_evaluated", counts.n_evaluated },
+        { "by_source",        sources },
+        { "by_miss",          misses },
+    };
+}
+
 common_json cache_core::describe() const {
-    const kvtier::store_stats stats = target->store().stats();
+    const kvtier::store_stats     stats   = target->store().stats();
+    const kvtier::store_options & options = target->store().options();
     common_json damaged = common_json::object();
     for (size_t i = 1; i < stats.values.damaged.size(); i++) {
         damaged[kvtier::damage_name(static_cast<kvtier::damage>(i))] = stats.values.damaged[i];
     }
-    common_json sources = common_json::object();
-    for (size_t i = 0; i < by_source.size(); i++) {
-        sources[cache_source_name(static_cast<cache_source>(i))] = by_source[i].load();
-    }
-    common_json misses = common_json::object();
-    for (size_t i = 0; i < by_miss.size(); i++) {
-        misses[cache_miss_name(static_cast<cache_miss>(i))] = by_miss[i].load();
-    }
-    const kvtier::store_options & options = target->store().options();
     common_json out = {
         { "enabled",     true },
         { "path",        root_dir },
@@ -69,13 +79,6 @@ common_json cache_core::describe() const {
         { "page_size",   options.page_size },
         { "restores_at", target->folded() ? "anchors" : "any_token" },
         { "draft",       draft != nullptr },
-        { "requests",    {
-            { "finished",         n_requests.load() },
-            { "tokens_reused",    n_reused.load() },
-            { "tokens_evaluated", n_evaluated.load() },
-            { "by_source",        sources },
-            { "by_miss",          misses },
-        } },
         { "speed",       {
             { "disk_bytes_per_s",  disk_speed.get() },
             { "copy_bytes_per_s",  copy_speed.get() },
@@ -86,14 +89,36 @@ common_json cache_core::describe() const {
     out["state"]    = object_of(measured(stats, target->queue()));
     out["counters"] = object_of(counted(stats.values));
     out["damaged"]  = damaged;
+    std::lock_guard<std::mutex> guard(requests_mu);
+    out["requests"] = object_of(all_requests);
     return out;
 }
 
-common_json cache_core::conversations() const {
+common_json cache_core::describe_user(const std::string & user) const {
+    uint64_t n_conversations = 0;
+    uint64_t bytes           = 0;
+    for (const kvtier::conversation_info & c : target->store().list()) {
+        if (c.name_space == kvtier::user_key(user)) {
+            n_conversations++;
+            bytes += c.bytes_own;
+        }
+    }
+    std::lock_guard<std::mutex> guard(requests_mu);
+    const auto known = user_requests.find(user);
+    return {
+        { "enabled",       true },
+        { "user",          user },
+        { "conversations", n_conversations },
+        { "bytes_own",     bytes },
+        { "requests",      object_of(known == user_requests.end() ? request_counts() : known->second) },
+    };
+}
+
+common_json cache_core::conversations(const std::string & user) const {
     common_json out = common_json::array();
     for (const kvtier::conversation_info & c : target->store().list()) {
-        if (c.name_space != kvtier::user_key("")) {
-            continue; // a user's conversations are that user's business
+        if (c.name_space != kvtier::user_key(user)) {
+            continue;
         }
         out.push_back({
             { "hash",         kvtier::hex(c.hash) },
@@ -127,30 +152,66 @@ std::string cache_core::metrics() const {
         add_metric(out, std::string(n.name) + "_total", n.meaning, "counter", static_cast<double>(n.value));
     }
     add_metric(out, "damaged_total", "files set aside", "counter", static_cast<double>(stats.values.damaged_total()));
-    add_metric(out, "requests_total", "requests served with the cache on", "counter", static_cast<double>(n_requests.load()));
-    add_metric(out, "tokens_reused_total", "prompt tokens not evaluated again", "counter", static_cast<double>(n_reused.load()));
-    add_metric(out, "tokens_evaluated_total", "prompt tokens evaluated", "counter", static_cast<double>(n_evaluated.load()));
+    std::lock_guard<std::mutex> guard(requests_mu);
+    add_metric(out, "requests_total", "requests served with the cache on", "counter", static_cast<double>(all_requests.n));
+    add_metric(out, "tokens_reused_total", "prompt tokens not evaluated again", "counter",
+               static_cast<double>(all_requests.n_reused));
+    add_metric(out, "tokens_evaluated_total", "prompt tokens evaluated", "counter",
+               static_cast<double>(all_requests.n_evaluated));
     return out;
 }
 
-bool cache_core::remove_conversation(uint64_t hash, uint64_t & bytes_freed) {
-    {
-        std::lock_guard<std::mutex> guard(notice_mu);
-        for (slot_notice & notice : notices) {
-            notice.forget = notice.forget || notice.conversation == hash;
+//
+// removing
+//
+
+// Slots are the inference thread's: idle ones are erased through the queue, busy ones forget when they are released.
+void cache_core::forget_slots(const std::function<bool(const slot_notice &)> & concerns) {
+    std::lock_guard<std::mutex> guard(notice_mu);
+    for (size_t i = 0; i < notices.size(); i++) {
+        if (!concerns(notices[i])) {
+            continue;
         }
+        notices[i].forget = true;
+        server_task task(SERVER_TASK_TYPE_SLOT_ERASE);
+        task.id                  = queue.get_new_id();
+        task.slot_action.id_slot = static_cast<int>(i);
+        queue.post(std::move(task));
     }
+}
+
+bool cache_core::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) {
+    forget_slots([&](const slot_notice & notice) {
+        return (notice.conversation == hash || notice.stored_as == hash) && notice.scope.name_space == user;
+    });
     flush();
-    bool found = false;
+    bool found  = false;
     bytes_freed = 0;
     for (sequence_store * s : { target.get(), draft.get() }) {
         uint64_t freed = 0;
-        if (s != nullptr && s->store().remove_conversation(kvtier::user_key(""), hash, freed).is_ok()) {
+        if (s != nullptr && s->store().remove_conversation(kvtier::user_key(user), hash, freed).is_ok()) {
             found = true;
             bytes_freed += freed;
         }
     }
     return found;
+}
+
+bool cache_core::remove_user(const std::string & user, uint64_t & bytes_freed) {
+    forget_slots([&](const slot_notice & notice) { return notice.scope.name_space == user; });
+    flush();
+    bool done   = true;
+    bytes_freed = 0;
+    for (sequence_store * s : { target.get(), draft.get() }) {
+        uint64_t freed = 0;
+        if (s != nullptr) {
+            done = s->store().remove_name_space(kvtier::user_key(user), freed).is_ok() && done;
+            bytes_freed += freed;
+        }
+    }
+    std::lock_guard<std::mutex> guard(requests_mu);
+    user_requests.erase(user);
+    return done;
 }
 
 } // namespace llama_run

@@ -8,12 +8,12 @@
 
 namespace llama_run {
 
-void state_cache::open(common_params & params, llama_context * target, llama_context * draft, std::function<void()> retry) {
+void state_cache::open(common_params & params, llama_context * target, llama_context * draft, server_queue & queue) {
     if (params.cache_ssd.path.empty()) {
         return;
     }
     std::shared_ptr<cache_core> made;
-    const kvtier::status s = cache_core::open(params, target, draft, std::move(retry), made);
+    const kvtier::status s = cache_core::open(params, target, draft, queue, made);
     std::lock_guard<std::mutex> guard(mu);
     if (!s.is_ok()) {
         why_off = s.message();
@@ -43,15 +43,39 @@ std::shared_ptr<cache_core> state_cache::core() const {
     return open_;
 }
 
-void state_cache::arrive(server_task & task) const {
+std::shared_ptr<void> state_cache::admit(const common_json & body, const cache_options & options) {
+    return gate.enter(user_id_of(body), options.max_concurrent_per_user);
+}
+
+common_json too_many_requests(const cache_options & options) {
+    return {
+        { "code",    429 },
+        { "message", "this user has " + std::to_string(options.max_concurrent_per_user) +
+                     " requests under way already, as many as --max-concurrent-per-user allows: try again later" },
+        { "type",    "rate_limit_error" },
+    };
+}
+
+void state_cache::arrive(server_task & task, const common_json & body) const {
     if (const auto c = core()) {
-        c->arrive(task);
+        c->arrive(task, user_id_of(body));
     }
+}
+
+int state_cache::choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const {
+    const auto c = core();
+    return c ? c->choose(slots, task) : -1;
 }
 
 bool state_cache::ready(const slot_view & slot, server_task & task) const {
     const auto c = core();
     return !c || c->ready(slot, task);
+}
+
+void state_cache::deferred() const {
+    if (const auto c = core()) {
+        c->deferred();
+    }
 }
 
 cache_report state_cache::restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
@@ -72,9 +96,21 @@ void state_cache::evaluated(const slot_view & slot) const {
     }
 }
 
+void state_cache::ending(const slot_view & slot) const {
+    if (const auto c = core()) {
+        c->ending(slot);
+    }
+}
+
 void state_cache::released(const slot_view & slot) const {
     if (const auto c = core()) {
         c->released(slot);
+    }
+}
+
+void state_cache::replaced(int id_slot) const {
+    if (const auto c = core()) {
+        c->replaced(id_slot);
     }
 }
 
@@ -86,9 +122,14 @@ common_json state_cache::describe() const {
     return { { "enabled", false }, { "reason", why_off } };
 }
 
-common_json state_cache::conversations() const {
+common_json state_cache::describe_user(const std::string & user) const {
     const auto c = core();
-    return c ? c->conversations() : common_json::array();
+    return c ? c->describe_user(user) : describe();
+}
+
+common_json state_cache::conversations(const std::string & user) const {
+    const auto c = core();
+    return c ? c->conversations(user) : common_json::array();
 }
 
 std::string state_cache::metrics() const {
@@ -102,9 +143,14 @@ void state_cache::flush() const {
     }
 }
 
-bool state_cache::remove_conversation(uint64_t hash, uint64_t & bytes_freed) const {
+bool state_cache::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const {
     const auto c = core();
-    return c && c->remove_conversation(hash, bytes_freed);
+    return c && c->remove_conversation(user, hash, bytes_freed);
+}
+
+bool state_cache::remove_user(const std::string & user, uint64_t & bytes_freed) const {
+    const auto c = core();
+    return c && c->remove_user(user, bytes_freed);
 }
 
 } // namespace llama_run

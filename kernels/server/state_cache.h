@@ -1,10 +1,13 @@
 // The SSD cache as llama-server sees it: the functions that the patches call, in the order of a request.
 //
+//   admit     HTTP worker    counts the user's requests
 //   arrive    HTTP worker    looks the prompt up, reads its files
+//   choose    inference      picks a slot
 //   ready     inference      looks again; false: files are still being read, try again when told
 //   restore   inference      puts what was read into the slot, before upstream looks at what the slot holds
 //   anchor    inference      copies the state that only holds at this length
 //   evaluated inference      hands the prompt's pages to the writer
+//   ending    inference      the answer's last part is about to be sent: a flush waits for what follows
 //   released  inference      hands over the rest of the turn
 //
 // Without --cache-ssd, or when the folder cannot be opened, every function returns at once and the server is upstream's.
@@ -14,8 +17,10 @@
 #pragma once
 
 #include "server/cache_report.h"
+#include "server/user_id.h"
 
 #include "common.h"
+#include "server-queue.h"
 #include "server-task.h"
 
 #include <cstdint>
@@ -41,16 +46,46 @@ struct slot_view {
     bool                                          shifted;     // tokens have been moved by a context shift
 };
 
+struct slot_candidate {
+    slot_view view;
+    bool      busy;
+    int64_t   last_used; // microseconds
+};
+
 class state_cache {
 public:
-    // Turns upstream's prompt cache off when it succeeds. retry: have waiting requests offered again, from any thread.
-    void open(common_params & params, llama_context * target, llama_context * draft, std::function<void()> retry);
+    // Turns upstream's prompt cache off when it succeeds. Requests that wait for files are deferred in the queue, which
+    // must outlive this.
+    void open(common_params & params, llama_context * target, llama_context * draft, server_queue & queue);
 
-    // Everything is on disk afterwards.
-    void close();
+    // Everything is on disk afterwards, also what the slots were busy with.
+    template <typename Slots>
+    void close(const Slots & slots) {
+        for (const auto & slot : slots) {
+            released(slot.view());
+        }
+        close();
+    }
 
-    void arrive(server_task & task) const;
+    // A place among the user's requests; null when the user has as many as allowed. Throws std::invalid_argument for a
+    // malformed user id.
+    std::shared_ptr<void> admit(const common_json & body, const cache_options & options);
+
+    void arrive(server_task & task, const common_json & body) const;
+
+    // The slot for a request. Null: upstream chooses (the cache is off, the request names its slot, or none is free).
+    template <typename Slots>
+    auto choose(Slots & slots, const server_task & task) const -> decltype(&slots[0]) {
+        std::vector<slot_candidate> candidates;
+        for (const auto & slot : slots) {
+            candidates.push_back({ slot.view(), slot.is_processing(), slot.t_last_used });
+        }
+        const int i = choose_among(candidates, task);
+        return i < 0 ? nullptr : &slots[static_cast<size_t>(i)];
+    }
+
     bool ready(const slot_view & slot, server_task & task) const;
+    void deferred() const; // the request for which ready said no now waits: the read may have been faster than that
 
     // make_room: frees cells of idle slots; false when there are none.
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
@@ -58,21 +93,33 @@ public:
 
     void anchor(const slot_view & slot, int64_t n_tokens) const;
     void evaluated(const slot_view & slot) const;
+    void ending(const slot_view & slot) const;
     void released(const slot_view & slot) const;
 
+    // Somebody put other state into a slot: it is reused as upstream would, and never stored.
+    void replaced(int id_slot) const;
+
     common_json describe() const;
-    common_json conversations() const;
+    common_json describe_user(const std::string & user) const;
+    common_json conversations(const std::string & user) const;
     std::string metrics() const;
 
     void flush() const;
-    bool remove_conversation(uint64_t hash, uint64_t & bytes_freed) const; // false: there is none
+    bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const; // false: there is none
+    bool remove_user(const std::string & user, uint64_t & bytes_freed) const;
 
 private:
+    void                        close();
+    int                         choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const;
     std::shared_ptr<cache_core> core() const;
 
+    user_gate                   gate;
     mutable std::mutex          mu;
     std::shared_ptr<cache_core> open_;
     std::string                 why_off = "not asked for: start the server with --cache-ssd PATH";
 };
+
+// The error that goes with status 429.
+common_json too_many_requests(const cache_options & options);
 
 } // namespace llama_run

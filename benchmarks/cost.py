@@ -1,0 +1,78 @@
+"""What the cache costs while nothing is restored: throughput and first byte, against the unpatched server.
+
+    python -m benchmarks.cost --upstream SERVER [MODEL] [--rounds 7]
+
+All servers run at once and are asked in turn, so that the machine's moods meet each of them. Every prompt is new.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from rich.table import Table
+
+from benchmarks.peer import Peer, free_port
+from benchmarks.text import words
+from pyrun import console
+from pyrun.home import find_home
+from pyrun.models.default import ensure_default_model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path, help="a GGUF file (default: the built-in model)")
+    parser.add_argument("--upstream", type=Path, required=True, help="an unpatched llama-server")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=600, help="of a prompt")
+    parser.add_argument("--answer", type=int, default=96, help="tokens of an answer")
+    options = parser.parse_args()
+
+    home = find_home()
+    model = options.model or ensure_default_model(home)
+    flags = ["-c", "4096", "-np", "1"]
+    program = home.server_binary("cpu")
+    with tempfile.TemporaryDirectory(dir=home.root) as name:
+        folder = Path(name)
+        cached = [*flags, "--cache-ssd", f"{folder}/cache"]
+        peers = [
+            Peer("upstream", options.upstream, model, flags, free_port(), folder / "upstream.log"),
+            Peer("cache off", program, model, flags, free_port(), folder / "off.log"),
+            Peer("cache on", program, model, cached, free_port(), folder / "on.log"),
+        ]
+        prefill: dict[str, list[float]] = {peer.name: [] for peer in peers}
+        decode: dict[str, list[float]] = {peer.name: [] for peer in peers}
+        first: dict[str, list[float]] = {peer.name: [] for peer in peers}
+        try:
+            for peer in peers:
+                peer.start()
+                peer.complete("Hello.", 1)
+            for turn in range(options.rounds):
+                for peer in peers[turn % 3 :] + peers[: turn % 3]:
+                    answer = peer.complete(words(options.tokens, f"cost {turn}"), options.answer, ignore_eos=True)
+                    prefill[peer.name].append(answer.timings["prompt_per_second"])
+                    decode[peer.name].append(answer.timings["predicted_per_second"])
+                    short = (peer.complete(f"Number {turn}/{i}", 1).ttft_ms for i in range(5))
+                    first[peer.name].append(min(short))
+        finally:
+            for peer in peers:
+                peer.stop()
+
+    table = Table(title=f"{model.name}: ratios to upstream, median of {options.rounds} rounds")
+    for column in ("server", "prompt tokens/s", "ratio", "answer tokens/s", "ratio", "first byte ms", "more by ms"):
+        table.add_column(column, justify="left" if column == "server" else "right")
+    for peer in peers:
+        row = [peer.name]
+        for measured in (prefill, decode):
+            ratios = [a / b for a, b in zip(measured[peer.name], measured["upstream"], strict=True)]
+            row += [f"{statistics.median(measured[peer.name]):.1f}", f"{statistics.median(ratios):.3f}"]
+        more = [a - b for a, b in zip(first[peer.name], first["upstream"], strict=True)]
+        row += [f"{statistics.median(first[peer.name]):.1f}", f"{statistics.median(more):+.1f}"]
+        table.add_row(*row)
+    console.out.print(table)
+
+
+if __name__ == "__main__":
+    main()
