@@ -64,7 +64,7 @@ StartServer = Callable[..., Server]
 
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """Starts servers on ports of their own: start_server(MODEL or None, FLAG, ...)."""
+    """Starts servers on ports and caches of their own: start_server(MODEL or None, FLAG, ...)."""
     assert Home(ROOT).server_binary("cpu").exists(), "run `./llama-run build` first"
     started: list[Server] = []
 
@@ -72,6 +72,8 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
         port = free_port()
         output = tmp_path_factory.mktemp("server") / "output"
         command = [str(ROOT / "llama-run"), "--server", *([str(model)] if model else []), "--no-build"]
+        if not any(flag in ("--cache-ssd", "--no-cache-ssd") for flag in flags):
+            command += ["--cache-ssd", str(output.with_name("kv-cache"))]
         with output.open("w") as file:
             launcher = subprocess.Popen(
                 [*command, "--port", str(port), *flags], stdout=file, stderr=subprocess.STDOUT, text=True

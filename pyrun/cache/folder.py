@@ -52,7 +52,7 @@ class HeldError(UserError):
     def __init__(self, model: Model, held: Held) -> None:
         who = f"{held.process} (pid {held.pid})" if held.pid is not None else held.process
         if held.process == "llama-server":
-            hint = "stop that server first, or ask it: GET /cache, DELETE /cache/conversations/HASH"
+            hint = "stop that server first, or ask it: `llama-run cache ls --url URL`, DELETE /cache/conversations/HASH"
         else:
             hint = "wait until it ends, or stop it"
         super().__init__(f"{model.path} is in use by {who}", hint)
@@ -66,6 +66,26 @@ class Visited(Generic[T]):
     cache: str
     models: list[T]
     held: list[Held]
+
+
+def make_cache(cache: Path) -> None:
+    """Makes the folder for its owner alone, and says why where a server could not keep state in it."""
+    hint = "choose another folder with --cache-ssd DIR, or serve without: --no-cache-ssd"
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        entries = sorted(cache.iterdir())
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"{cache} cannot hold the cache: it is not a folder", hint) from error
+    except OSError as error:
+        raise UserError(f"{cache} cannot hold the cache: {error.strerror}", hint) from error
+    if not _may_write(cache):
+        why = "it is on a read-only disk" if _is_read_only(cache) else "no permission to write there"
+        raise UserError(f"{cache} cannot hold the cache: {why}", hint)
+    if name := _foreign(cache, entries):
+        raise UserError(
+            f"{cache} cannot hold the cache: it holds other things, such as {name}",
+            f"give it a folder of its own: --cache-ssd {cache / 'kv-cache'}",
+        )
 
 
 def find_models(cache: Path, prefix: str | None = None) -> list[Model]:
@@ -97,21 +117,27 @@ def find_models(cache: Path, prefix: str | None = None) -> list[Model]:
 
 
 def _check_is_cache(cache: Path, entries: list[Path]) -> None:
-    """Somebody else's folder is not opened, not even to look: what is not ours would be taken for damage."""
-    others = [entry for entry in entries if entry.name != "README.md" and not entry.name.startswith(".")]
+    if name := _foreign(cache, entries):
+        raise UserError(
+            f"{cache} is not a cache of llama-run: it holds {name}, and no stored state",
+            "give the folder that the server was started with: --cache-ssd DIR",
+        )
+
+
+def _foreign(cache: Path, entries: list[Path]) -> str | None:
+    """What somebody else's folder holds. It is not opened, not even to look: what is not ours would be taken for
+    damage."""
+    others = [e.name for e in entries if e.name not in ("README.md", "lost+found") and not e.name.startswith(".")]
     if not others:
-        return
+        return None
     try:
         if "llama-run" in (cache / TAG).read_text(encoding="utf-8", errors="replace"):
-            return
+            return None
     except OSError:
         pass  # a cut-off start may have left none; then the models' locks tell
-    if any(re.fullmatch("[0-9a-f]{32}", entry.name) and (entry / LOCK).is_file() for entry in others):
-        return
-    raise UserError(
-        f"{cache} is not a cache of llama-run: it holds {others[0].name}, and no stored state",
-        "give the folder that the server was started with: --cache-ssd DIR",
-    )
+    if any(re.fullmatch("[0-9a-f]{32}", name) and (cache / name / LOCK).is_file() for name in others):
+        return None
+    return others[0]
 
 
 @contextmanager
@@ -141,11 +167,19 @@ def explained(model: Model, error: _kernels.StoreError) -> UserError:
 
 
 def check_writable(path: Path) -> None:
-    if os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+    if _may_write(path):
         return
-    if os.statvfs(path).f_flag & os.ST_RDONLY:
+    if _is_read_only(path):
         raise UserError(f"{path} is on a read-only disk: nothing can be removed", "mount it writable first")
     raise UserError(f"no permission to change {path}", "run as the user whose server writes there")
+
+
+def _may_write(path: Path) -> bool:
+    return os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _is_read_only(path: Path) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def _process_name(pid: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +27,10 @@ from pyrun.cache.change import (
 )
 from pyrun.cache.folder import HeldError, Model, Visited
 from pyrun.cache.look import Listing, Progress, Stats, Verified, cache_stats, list_cache, verify_cache
+from pyrun.cache.remote import list_server, server_stats
 from pyrun.errors import UserError
 from pyrun.home import find_home
+from pyrun.server.command import KEY_VARIABLE
 
 NUMBERS = range(1, 6)  # columns of `ls` that are aligned at the right
 
@@ -64,6 +67,13 @@ def common_options(command: Command) -> Command:
     return command
 
 
+url_option = click.option(
+    "--url",
+    help="Ask the server that runs there, such as http://127.0.0.1:9090, about the model it has. Its API key, if any, "
+    f"is taken from {KEY_VARIABLE}.",
+)
+
+
 @click.group("cache")
 def cache_group() -> None:
     """Show, check and clean the stored state, while no server uses it.
@@ -73,13 +83,15 @@ def cache_group() -> None:
 
 
 @cache_group.command("ls")
+@url_option
 @common_options
-def ls_command(folder: Path | None, model: str | None, as_json: bool) -> None:
+def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str | None) -> None:
     """List the stored conversations of each model, those used last first.
 
     OWN is what removing a conversation frees; SHARED is what others need as well.
     """
-    found = list_cache(_cache(folder), model)
+    _check_url(url, folder, model)
+    found = list_server(url, _key()) if url else list_cache(_cache(folder), model)
     if as_json:
         _print_json(found)
     else:
@@ -117,13 +129,15 @@ def _print_listing(listing: Listing) -> None:
 
 
 @cache_group.command("stats")
+@url_option
 @common_options
-def stats_command(folder: Path | None, model: str | None, as_json: bool) -> None:
+def stats_command(folder: Path | None, model: str | None, as_json: bool, url: str | None) -> None:
     """Show what the cache takes on disk, and what is in it.
 
     Damage is shown as far as opening the files shows it; `llama-run cache verify` reads every byte.
     """
-    stats = cache_stats(_cache(folder), model)
+    _check_url(url, folder, model)
+    stats = server_stats(url, _key()) if url else cache_stats(_cache(folder), model)
     if as_json:
         _print_json({**_plain(stats.stored), "bytes": stats.bytes, "disk_free": stats.disk_free})
     else:
@@ -299,6 +313,15 @@ def _confirm(targets: Sequence[Target]) -> None:
 
 def _cache(folder: Path | None) -> Path:
     return find_home().kv_cache if folder is None else folder
+
+
+def _check_url(url: str | None, folder: Path | None, model: str | None) -> None:
+    if url and (folder is not None or model is not None):
+        raise click.UsageError("--url asks a server, which has one folder and one model; leave the others out")
+
+
+def _key() -> str | None:
+    return os.environ.get(KEY_VARIABLE)
 
 
 def _printable(text: str) -> str:

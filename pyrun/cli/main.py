@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
@@ -51,6 +52,14 @@ class Invocation:
     help="Port to listen on.",
 )
 @click.option("--ctx", type=click.IntRange(min=1), help="Context size in tokens (default: the model's own).")
+@click.option(
+    "--cache-ssd",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Keep the state of prompts in this folder, across restarts (default: kv-cache/ in the clone). It holds what "
+    "the prompts say.",
+)
+@click.option("--no-cache-ssd", is_flag=True, help="Keep no state on disk: RAM only, as upstream does.")
 @click.option("--no-build", is_flag=True, help="Start what is built, without looking whether it is up to date.")
 @click.option("--dry-run", is_flag=True, help="Print the server command and stop.")
 @click.version_option(version(), prog_name="llama-run")
@@ -63,6 +72,8 @@ def cli(
     host: str,
     port: int,
     ctx: int | None,
+    cache_ssd: Path | None,
+    no_cache_ssd: bool,
     no_build: bool,
     dry_run: bool,
 ) -> None:
@@ -77,7 +88,20 @@ def cli(
     if list_models:
         print_models(find_home())
     elif model is not None:
-        options = ServerOptions(model or None, backend, host, port, ctx, not no_build, dry_run, extra.extra)
+        if cache_ssd is not None and no_cache_ssd:
+            raise click.UsageError("--cache-ssd and --no-cache-ssd do not go together")
+        options = ServerOptions(
+            model=model or None,
+            backend=backend,
+            host=host,
+            port=port,
+            ctx=ctx,
+            cache=cache_ssd,
+            no_cache=no_cache_ssd,
+            build=not no_build,
+            dry_run=dry_run,
+            extra=extra.extra,
+        )
         run_server(find_home(), options)
     else:
         click.echo(context.get_help())

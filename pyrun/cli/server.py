@@ -15,13 +15,18 @@ from rich.status import Status
 
 from pyrun import console
 from pyrun.build.builder import BuildRequest, build, has_web_ui, is_built
+from pyrun.cache.folder import make_cache
+from pyrun.cache.remote import summary
 from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.models.default import CHAT_TEMPLATE, DESCRIPTION, default_model_path, ensure_default_model
 from pyrun.models.find import find_model, list_models
-from pyrun.server.command import ServerSettings, has_api_key, is_loopback, server_command
+from pyrun.server.command import ServerSettings, api_key, choose_cache, has_api_key, is_loopback, server_command
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
+
+# A wrapper that passes Ctrl-C on sends it twice; a person who means it presses again.
+TWICE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class ServerOptions:
     host: str
     port: int
     ctx: int | None
+    cache: Path | None
+    no_cache: bool
     build: bool
     dry_run: bool
     extra: tuple[str, ...]
@@ -39,7 +46,10 @@ class ServerOptions:
 def run_server(home: Home, options: ServerOptions) -> None:
     # The cheap checks first: nobody wants to hear of a busy port after ten minutes of building.
     model = _choose_model(home, options.model)
+    cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
     if not options.dry_run:
+        if cache:
+            make_cache(Path(cache))
         check_port(options.host, options.port)
         _ensure_built(home, options)
         if model == default_model_path(home):
@@ -50,11 +60,12 @@ def run_server(home: Home, options: ServerOptions) -> None:
         host=options.host,
         port=options.port,
         ctx=options.ctx,
+        cache=cache,
         chat_template=CHAT_TEMPLATE if model == default_model_path(home) else None,
         web_page=None if has_web_ui(home, options.backend) else home.web_page,
         extra=options.extra,
     )
-    if not is_loopback(options.host) and not has_api_key(options.extra, dict(os.environ)):
+    if not is_loopback(options.host) and not has_api_key(options.extra, os.environ):
         console.say(
             f"warning: {options.host} can be reached from other machines and there is no API key; "
             "add `-- --api-key SECRET`, or leave --host out"
@@ -62,7 +73,7 @@ def run_server(home: Home, options: ServerOptions) -> None:
     if options.dry_run:
         click.echo(shlex.join(server_command(settings)))
         return
-    supervise(settings, home.logs / f"server-{options.port}.log")
+    supervise(home, settings)
 
 
 def _choose_model(home: Home, wanted: str | None) -> Path:
@@ -95,15 +106,20 @@ def _ensure_built(home: Home, options: ServerOptions) -> None:
         console.say(f"built in {console.duration(result.seconds)}")
 
 
-def supervise(settings: ServerSettings, log: Path) -> None:
+def supervise(home: Home, settings: ServerSettings) -> None:
     """Runs until Ctrl-C or SIGTERM, with one line for each thing that happens."""
+    log = home.logs / f"server-{settings.port}.log"
     if log.exists():
         log.replace(log.with_suffix(".log.1"))
-    view = _View(settings, log)
+    view = _View(home, settings, log)
     watched = Watched(server_command(settings), f"{settings.url}/health", log)
     supervisor = Supervisor(watched, view)
+    asked: list[float] = []
 
     def stop(signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGINT and asked and time.monotonic() - asked[0] > TWICE_SECONDS:
+            supervisor.hurry()
+        asked.append(time.monotonic())
         supervisor.stop()
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -117,7 +133,8 @@ def supervise(settings: ServerSettings, log: Path) -> None:
 class _View:
     """What a person sees of the supervisor's states."""
 
-    def __init__(self, settings: ServerSettings, log: Path) -> None:
+    def __init__(self, home: Home, settings: ServerSettings, log: Path) -> None:
+        self._home = home
         self._settings = settings
         self._log = log
         self._status: Status | None = None
@@ -135,12 +152,16 @@ class _View:
             console.say(f"llama-server crashed: {detail}")
         elif state is State.STOPPING:
             self._begin_wait("stopping llama-server")
+        elif state is State.SAVING:
+            self._begin_wait("saving state ... (Ctrl-C skips it: what is not saved is evaluated again)")
         elif state is State.STOPPED:
-            console.say("stopped")
+            console.say(f"stopped: {detail}, what was not saved is evaluated again" if detail else "stopped")
 
     def _ready(self, detail: str) -> None:
         seconds = time.monotonic() - self._since
         console.say(f"ready at {self._settings.url} after {seconds:.1f} s ({detail}); Ctrl-C stops it")
+        key = api_key(self._settings.extra, os.environ)
+        console.say(f"cache: {summary(self._settings.url, self._home.root, key)}")
         if not self._seen_ready:
             self._seen_ready = True
             url = f"{self._settings.url}/v1/chat/completions"

@@ -23,11 +23,10 @@ import requests
 
 from pyrun.errors import UserError
 from pyrun.server.restart import GiveUp, after_crash
+from pyrun.server.stop import LONGEST_SECONDS, MENTION_SECONDS, QUIET_SECONDS, Writing, is_overdue
 
 POLL_SECONDS = 0.1
 SHOWN_LINES = 20
-# A long batch has to end before the server sees the signal; then its caches are flushed.
-STOP_SECONDS = 30.0
 
 _PR_SET_PDEATHSIG = 1
 
@@ -37,7 +36,8 @@ class State(enum.Enum):
     READY = "ready"  # answers requests
     BACKOFF = "backoff"  # crashed, waiting to start again
     STOPPING = "stopping"  # signal sent, waiting for the end
-    STOPPED = "stopped"  # ended as asked
+    SAVING = "saving"  # still waiting, because it writes to disk
+    STOPPED = "stopped"  # ended as asked; the detail says what was not
 
 
 class Listener(Protocol):
@@ -51,17 +51,20 @@ class Watched:
     command: Sequence[str]
     health_url: str
     log: Path
-    stop_seconds: float = STOP_SECONDS
+    stop_seconds: float = QUIET_SECONDS  # without writing
+    longest_stop_seconds: float = LONGEST_SECONDS
 
 
 class Supervisor:
-    """Runs in the main thread; `stop` may be called from a signal handler or another thread."""
+    """Runs in the main thread; `stop` and `hurry` may be called from a signal handler or another thread."""
 
     def __init__(self, watched: Watched, listener: Listener) -> None:
         self._watched = watched
         self._listener = listener
         # A plain flag: an Event takes a lock, and a signal handler that wants it while wait() has it hangs for ever.
         self._stop_requested = False
+        self._hurried = False
+        self._end = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._crashes: list[float] = []
         self._was_ready = False
@@ -72,6 +75,10 @@ class Supervisor:
 
     def stop(self) -> None:
         self._stop_requested = True
+
+    def hurry(self) -> None:
+        """Does not wait for a server that is saving."""
+        self._hurried = True
 
     def run(self) -> None:
         """Returns when the server was stopped on request; raises UserError when it cannot be kept running."""
@@ -84,7 +91,7 @@ class Supervisor:
                 self._after_exit(code)
         finally:
             self._shut_down()
-        self._listener(State.STOPPED, "")
+        self._listener(State.STOPPED, self._end)
 
     def _start(self) -> None:
         self._watched.log.parent.mkdir(parents=True, exist_ok=True)
@@ -161,12 +168,24 @@ class Supervisor:
         if process is None or process.poll() is not None:
             return
         self._listener(State.STOPPING, f"pid {process.pid}")
+        writing = Writing(process.pid)
+        asked = last_write = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(self._watched.stop_seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        mentioned = False
+        while process.poll() is None:
+            now = time.monotonic()
+            if writing.is_seen():
+                last_write = now
+                if not mentioned and now - asked >= MENTION_SECONDS:
+                    mentioned = True
+                    self._listener(State.SAVING, f"pid {process.pid}")
+            limits = (self._watched.stop_seconds, self._watched.longest_stop_seconds)
+            if self._hurried or is_overdue(asked, last_write, now, *limits):
+                self._end = f"killed after {now - asked:.0f} s"
+                process.kill()
+                process.wait()
+            else:
+                time.sleep(POLL_SECONDS)
 
     def _log_tail(self) -> str:
         text = ""

@@ -1,4 +1,5 @@
-"""A stand-in for llama-server that misbehaves on request: starts slowly, crashes, ignores SIGTERM, refuses to start.
+"""A stand-in for llama-server that misbehaves on request: starts slowly, crashes, ignores SIGTERM, refuses to start,
+takes long to save.
 
 Each start appends a line to --journal, so that tests can count and find its processes.
 """
@@ -23,6 +24,7 @@ def main() -> None:
     parser.add_argument("--crash-after", type=float, help="kill oneself so long after the start")
     parser.add_argument("--exit-code", type=int, help="say why and exit at once with this code")
     parser.add_argument("--ignore-sigterm", action="store_true")
+    parser.add_argument("--save-seconds", type=float, help="write to disk for so long before ending")
     options = parser.parse_args()
 
     with options.journal.open("a") as journal:
@@ -31,10 +33,23 @@ def main() -> None:
         print("fake: cannot load the model")
         sys.exit(options.exit_code)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_sigterm else lambda *_: os._exit(0))
+    if options.save_seconds is not None:
+        signal.signal(signal.SIGTERM, lambda *_: save(options.journal.with_name("saved"), options.save_seconds))
     if options.crash_after is not None:
         threading.Timer(options.crash_after, lambda: os.kill(os.getpid(), signal.SIGSEGV)).start()
     print("fake: listening", flush=True)
     serve(options.port, time.monotonic() + options.load_seconds)
+
+
+def save(path: Path, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    with path.open("ab") as file:
+        while time.monotonic() < end:
+            file.write(bytes(8192))
+            file.flush()
+            os.fsync(file.fileno())
+            time.sleep(0.05)
+    os._exit(0)
 
 
 def serve(port: int, ready_at: float) -> None:

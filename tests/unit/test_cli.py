@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from helpers import ROOT
 from pyrun.cli.main import main
 from pyrun.console import duration, size
 from pyrun.docs import cli_page
+from pyrun.server.command import api_key
 
 PIN = (ROOT / "llama.cpp" / "upstream.toml").read_text()
 
@@ -41,7 +44,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ("--server --dry-run", "--host 127.0.0.1 --port 9090 --jinja"),
         ("--server --dry-run", "--path {web}"),  # upstream's page is not built here
         ("--server --dry-run", "/smollm2.jinja"),  # the default model's template knows tools
-        ("--server --dry-run --port 1234 --ctx 4096", "--port 1234 --jinja --ctx-size 4096"),
+        ("--server --dry-run --port 1234 --ctx 4096", "--port 1234 --jinja --ctx-size 4096 --cache-ssd"),
+        ("--server --dry-run", "--cache-ssd {root}/kv-cache"),
+        ("--server --dry-run --cache-ssd state", "--cache-ssd {root}/state"),
+        ("--server --dry-run --cache-ssd /fast/disk", "--cache-ssd /fast/disk"),
+        ("--server --dry-run -- --cache-ssd-max-size 4G", "--cache-ssd {root}/kv-cache"),  # ours is sized, not replaced
+        ("--server --dry-run -- --cache-ram 100", "--cache-ssd {root}/kv-cache"),
         ("--server --dry-run -- --temp 0.5 -c 7", " --temp 0.5 -c 7\n"),
         ("--server -- --dry-run", None),  # belongs to llama-server: not ours
         ("--version", "llama-run, version "),
@@ -60,7 +68,7 @@ def test_arguments_are_lost(
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
     monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options: None)
     monkeypatch.setattr("pyrun.cli.server.ensure_default_model", lambda home: None)
-    monkeypatch.setattr("pyrun.cli.server.supervise", lambda settings, log: started.append(settings.extra))
+    monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings: started.append(settings.extra))
     code, out, _ = run(capsys, *arguments.split())
     assert code == 0
     if expected is None:
@@ -77,6 +85,9 @@ def test_arguments_are_lost(
         ("--server --port 0", 2, "0 is not in the range"),
         ("--server --port 70000", 2, "70000 is not in the range"),
         ("--server --ctx -1", 2, "-1 is not in the range"),
+        ("--server --cache-ssd x --no-cache-ssd", 2, "--cache-ssd and --no-cache-ssd do not go together"),
+        ("cache ls --url http://127.0.0.1:1 --model f1", 2, "--url asks a server"),
+        ("cache ls --url http://127.0.0.1:1", 1, "error: no server answers at http://127.0.0.1:1"),
         ("--server --backend abacus", 2, "'abacus' is not"),
         ("--server missing --dry-run", 1, "error: no model is called 'missing'"),
         ("--server /no/such.gguf --dry-run", 1, "error: there is no file /no/such.gguf"),
@@ -93,6 +104,92 @@ def test_wrong_arguments_are_accepted(
     actual, _, err = run(capsys, *arguments.split())
     assert expected in err
     assert actual == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "expected"),
+    [
+        ("", None, ["--cache-ssd", "{root}/kv-cache"]),
+        ("", "/of/mine", ["--cache-ssd", "/of/mine"]),
+        ("", "", []),  # off, as llama-server takes it
+        ("--no-cache-ssd", None, []),
+        ("--no-cache-ssd", "/of/mine", ["--cache-ssd", ""]),  # the variable would turn it on again
+        ("--cache-ssd /here", "/of/mine", ["--cache-ssd", "/here"]),
+        ("-- --cache-ssd /there", None, ["--cache-ssd", "/there"]),
+        ("-- --cache_ssd /there", "/of/mine", ["--cache_ssd", "/there"]),
+        ("--cache-ssd /here -- --cache-ssd /there", None, ["--cache-ssd", "/there"]),
+        ("--no-cache-ssd -- --cache-ssd /there", None, ["--cache-ssd", "/there"]),
+    ],
+)
+def test_wrong_cache_folder_wins(
+    clone: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    variable: str | None,
+    expected: list[str],
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("LLAMA_ARG_CACHE_SSD", variable)
+    code, out, _ = run(capsys, "--server", "--dry-run", *arguments.split())
+    words = shlex.split(out)
+    found = [i for i, word in enumerate(words) if word in ("--cache-ssd", "--cache_ssd")]
+    assert code == 0 and len(found) == bool(expected)
+    assert not found or words[found[0] : found[0] + 2] == [word.format(root=clone) for word in expected]
+    assert not (clone / "kv-cache").exists(), "a dry run makes nothing"
+
+
+def test_folder_that_cannot_hold_the_cache_is_found_out_after_loading(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
+    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options: pytest.fail("it is late to say so"))
+    (clone / "file").write_text("x")
+    (clone / "photos").mkdir()
+    (clone / "photos" / "cat.jpg").write_text("x")
+    (clone / "locked").mkdir(mode=0o500)
+    expected = {
+        "file": "it is not a folder",
+        "file/below": "it is not a folder",
+        "photos": "it holds other things, such as cat.jpg",
+        "/proc/cache": "No such file or directory",
+    }
+    if os.geteuid() != 0:
+        expected["locked"] = "no permission to write there"
+    for folder, why in expected.items():
+        code, _, err = run(capsys, "--server", "--cache-ssd", folder)
+        assert code == 1 and f"{clone / folder} cannot hold the cache: {why}" in err, err
+        assert "hint: " in err and "--cache-ssd" in err.split("hint: ")[1]
+    assert [entry.name for entry in (clone / "photos").iterdir()] == ["cat.jpg"]
+
+
+def test_cache_folder_is_open_to_others(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
+    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options: None)
+    monkeypatch.setattr("pyrun.cli.server.ensure_default_model", lambda home: None)
+    monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings: None)
+    assert run(capsys, "--server", "--cache-ssd", "new/cache")[0] == 0
+    assert (clone / "new" / "cache").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("extra", "variable", "expected"),
+    [
+        ("", None, None),
+        ("--api-key a,b", None, "a"),
+        ("--api_key a", "c", "a"),
+        ("", "c,d", "c"),
+        ("--api-key-file {root}/keys", None, "e"),
+        ("--api-key-file {root}/none", None, None),
+        ("--api-key", None, None),
+    ],
+)
+def test_own_questions_are_refused(tmp_path: Path, extra: str, variable: str | None, expected: str | None) -> None:
+    (tmp_path / "keys").write_text("\ne\nf\n")
+    environment = {} if variable is None else {"LLAMA_API_KEY": variable}
+    assert api_key(tuple(extra.format(root=tmp_path).split()), environment) == expected
 
 
 def test_open_server_without_a_key_is_not_warned_about(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

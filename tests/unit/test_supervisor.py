@@ -16,6 +16,7 @@ from helpers import free_port, is_running, wait_until
 
 from pyrun.errors import UserError
 from pyrun.server import restart
+from pyrun.server.stop import is_overdue
 from pyrun.server.supervisor import State, Supervisor, Watched
 
 FAKE = Path(__file__).resolve().parents[1] / "fakes" / "fake_server.py"
@@ -24,14 +25,14 @@ FAKE = Path(__file__).resolve().parents[1] / "fakes" / "fake_server.py"
 class Run:
     """A supervisor in a thread, with what it reported. Death of the parent is tested with a process of its own."""
 
-    def __init__(self, folder: Path, *flags: str, stop_seconds: float = 5.0) -> None:
+    def __init__(self, folder: Path, *flags: str, stop_seconds: float = 5.0, longest: float = 60.0) -> None:
         self.port = free_port()
         self.journal = folder / "journal"
         self.log = folder / "server.log"
         self.command = [sys.executable, str(FAKE), "--port", str(self.port), "--journal", str(self.journal), *flags]
         self.states: list[tuple[State, str]] = []
         self.error: UserError | None = None
-        watched = Watched(self.command, f"http://127.0.0.1:{self.port}/health", self.log, stop_seconds)
+        watched = Watched(self.command, f"http://127.0.0.1:{self.port}/health", self.log, stop_seconds, longest)
         self.supervisor = Supervisor(watched, lambda state, detail: self.states.append((state, detail)))
         self.thread = threading.Thread(target=self._run)
 
@@ -60,8 +61,8 @@ class Run:
 def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     started: list[Run] = []
 
-    def make(*flags: str, stop_seconds: float = 5.0) -> Run:
-        started.append(Run(tmp_path, *flags, stop_seconds=stop_seconds))
+    def make(*flags: str, stop_seconds: float = 5.0, longest: float = 60.0) -> Run:
+        started.append(Run(tmp_path, *flags, stop_seconds=stop_seconds, longest=longest))
         started[-1].start()
         return started[-1]
 
@@ -92,6 +93,47 @@ def test_server_that_ignores_sigterm_stays(run: Callable[..., Run]) -> None:
     one.wait_for(State.READY)
     one.stop()
     assert not is_running(one.pids()[0])
+    assert one.states[-1][0] is State.STOPPED and one.states[-1][1].startswith("killed after")
+
+
+def test_server_is_killed_while_it_saves(run: Callable[..., Run]) -> None:
+    one = run("--save-seconds", "4", stop_seconds=1.0)
+    one.wait_for(State.READY)
+    one.stop()
+    assert [state for state, _ in one.states][-3:] == [State.STOPPING, State.SAVING, State.STOPPED]
+    assert one.states[-1][1] == "", "it ended by itself"
+
+
+def test_server_that_saves_for_ever_is_waited_for(run: Callable[..., Run]) -> None:
+    one = run("--save-seconds", "1000", stop_seconds=1.0, longest=3.0)
+    one.wait_for(State.READY)
+    one.stop()
+    assert one.states[-1] == (State.STOPPED, "killed after 3 s")
+
+
+def test_second_ctrl_c_is_not_heard(run: Callable[..., Run]) -> None:
+    one = run("--save-seconds", "1000")
+    one.wait_for(State.READY)
+    one.supervisor.stop()
+    one.wait_for(State.SAVING)
+    one.supervisor.hurry()
+    one.thread.join(5)
+    assert not one.thread.is_alive() and one.states[-1][1].startswith("killed after")
+
+
+@pytest.mark.parametrize(
+    ("last_write", "now", "expected"),
+    [
+        (0.0, 29.0, False),  # a long batch
+        (0.0, 30.0, True),
+        (25.0, 50.0, False),  # it wrote not long ago
+        (25.0, 55.0, True),
+        (119.0, 119.5, False),
+        (119.9, 120.0, True),  # whatever it does
+    ],
+)
+def test_patience(last_write: float, now: float, expected: bool) -> None:
+    assert is_overdue(0.0, last_write, now) is expected
 
 
 def test_stop_during_the_start_hangs(run: Callable[..., Run]) -> None:

@@ -1,0 +1,129 @@
+"""What a running server says about its cache: it has the store open, so the files are not ours to read."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import psutil
+import requests
+
+from pyrun import _kernels, console
+from pyrun.cache.folder import QUARANTINE, Model, Visited
+from pyrun.cache.look import CacheStats, Conversation, Listing, Stats
+from pyrun.errors import UserError
+
+TIMEOUT_SECONDS = 10
+NOT_REACHED = "start one with `llama-run --server`, or leave --url out to read the folder itself"
+NEEDS_KEY = "the server wants its API key: set LLAMA_API_KEY to it"
+
+
+def ask(url: str, path: str, key: str | None = None) -> Any:
+    """GET path of the server, as JSON."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = requests.get(url.rstrip("/") + path, headers=headers, timeout=TIMEOUT_SECONDS)
+    except requests.RequestException as error:
+        raise UserError(f"no server answers at {url}", NOT_REACHED) from error
+    if answer.status_code == 401:
+        raise UserError(f"{url} refuses to tell about its cache", NEEDS_KEY)
+    if answer.status_code != 200:
+        raise UserError(f"{url}{path} answers with {answer.status_code}", "is it a server of llama-run?")
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise UserError(f"{url}{path} does not answer with JSON", "is it a server of llama-run?") from error
+
+
+def summary(url: str, root: Path, key: str | None = None) -> str:
+    """One line for the start of a server: where its cache is and how full, or why it has none."""
+    try:
+        told = ask(url, "/cache", key)
+    except UserError as error:
+        return f"unknown: {error.message}"
+    if not told["enabled"]:
+        return f"off: {_why_off(told['reason'])}"
+    state = told["state"]
+    n = state["conversations"]
+    return (
+        f"{_short(told['path'], root)}, {n:,} conversation{'' if n == 1 else 's'}, "
+        f"{console.size(state['disk_bytes'])} of {console.size(state['disk_limit'])}"
+    )
+
+
+def _short(path: str, root: Path) -> str:
+    try:
+        return str(Path(path).relative_to(root))
+    except ValueError:
+        return path
+
+
+def _why_off(reason: str) -> str:
+    held = re.fullmatch(r"(.*)/[0-9a-f]{32}/lock: held by process (\d+)", reason)
+    if not held:
+        return reason
+    try:
+        name = psutil.Process(int(held[2])).name()
+    except psutil.Error:
+        name = "a process"
+    return f"{name} (pid {held[2]}) has this model's state in {held[1]} open"
+
+
+def list_server(url: str, key: str | None = None) -> Visited[Listing]:
+    """As list_cache, of the one model that the server has."""
+    told, model = _open_model(url, key)
+    found = [_conversation(one) for one in ask(url, "/cache/conversations", key)["conversations"]]
+    found.sort(key=lambda c: (-c.last_used_ms, c.hash))
+    size = _kernels.measure_tree(str(model.path))
+    return Visited(told["path"], [Listing(model.name, size, found, sum(told["damaged"].values()))], [])
+
+
+def _conversation(told: dict[str, Any]) -> Conversation:
+    """A server lists what has no user; what else it may say is not shown here."""
+    names = {field.name for field in fields(Conversation)}
+    return Conversation(**{"user": None} | {name: value for name, value in told.items() if name in names})
+
+
+def server_stats(url: str, key: str | None = None) -> CacheStats:
+    """As cache_stats, of the one model that the server has. Damaged and unfinished are counted since its start."""
+    told, model = _open_model(url, key)
+    state, counters = told["state"], told["counters"]
+    conversations = ask(url, "/cache/conversations", key)["conversations"]
+    users, aside = model.path / "u", model.path / QUARANTINE
+    stats = Stats(
+        fingerprint=model.name,
+        bytes=_kernels.measure_tree(str(model.path)),
+        conversations=state["conversations"],
+        users=sum(1 for _ in users.iterdir()) if users.is_dir() else 0,
+        turns=state["checkpoints"],
+        pages=state["pages"],
+        page_files=state["segments"],
+        anchors=state["anchors"],
+        hits=sum(one["hits"] for one in conversations),
+        unfinished_files=counters["temporary_removed"],
+        unusable_files=counters["loose_segments"],
+        quarantine_files=sum(1 for _ in aside.iterdir()) if aside.is_dir() else 0,
+        quarantine_bytes=_kernels.measure_tree(str(aside)) if aside.is_dir() else 0,
+        unreadable=counters["read_errors"],
+        damaged={reason: n for reason, n in told["damaged"].items() if n},
+    )
+    cache = Path(told["path"])
+    return CacheStats(
+        told["path"], state["disk_bytes"], shutil.disk_usage(cache).free, Visited(told["path"], [stats], [])
+    )
+
+
+def _open_model(url: str, key: str | None) -> tuple[Any, Model]:
+    told = ask(url, "/cache", key)
+    if not told["enabled"]:
+        raise UserError(f"the cache of {url} is off: {_why_off(told['reason'])}", "leave --url out to read the folder")
+    model = Model(Path(told["path"]), bytes.fromhex(told["fingerprint"]))
+    if not model.path.is_dir():
+        raise UserError(
+            f"the server at {url} keeps its cache in {told['path']}, which is not on this machine",
+            f"curl {url}/cache shows what it has",
+        )
+    return told, model

@@ -1,0 +1,53 @@
+"""How long a server that was asked to end is waited for. The policy is pure: times in, decision out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+# A long batch has to end before the server sees the signal.
+QUIET_SECONDS = 30.0
+# Saving is worth waiting for, but not for ever: what is not on disk by then is evaluated again.
+LONGEST_SECONDS = 120.0
+# Before that, a person need not hear of it.
+MENTION_SECONDS = 2.0
+
+
+def is_overdue(
+    asked: float, last_write: float, now: float, quiet: float = QUIET_SECONDS, longest: float = LONGEST_SECONDS
+) -> bool:
+    """Whether to kill it: neither ended nor wrote for so long, or writes for longer than anyone wants to wait."""
+    return now - max(asked, last_write) >= quiet or now - asked >= longest
+
+
+class Writing:
+    """Whether a process is writing to disk, as far as the system tells."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._written = self._bytes()
+
+    def is_seen(self) -> bool:
+        """Since the last call, or just now. True where the system does not say: better to wait than to lose state."""
+        written = self._bytes()
+        if written is None or written != self._written:
+            self._written = written
+            return True
+        return self._waits_for_disk()
+
+    def _bytes(self) -> int | None:
+        try:
+            return int(psutil.Process(self._pid).io_counters().write_bytes)
+        except AttributeError:  # not counted on this system
+            return None
+        except psutil.Error:  # gone, or not ours to look at
+            return 0
+
+    def _waits_for_disk(self) -> bool:
+        """Bytes are counted when they are handed to the kernel; an fsync that takes long adds none."""
+        try:
+            stats = [task.read_text() for task in Path(f"/proc/{self._pid}/task").glob("*/stat")]
+        except OSError:
+            return False
+        return any(stat.rpartition(")")[2].split()[:1] == ["D"] for stat in stats)
