@@ -1,0 +1,128 @@
+"""docs/http-api.md, docs/cache.md and the code must name the same fields, counters, reasons, routes and flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+from helpers import ROOT
+
+HTTP = (ROOT / "docs" / "http-api.md").read_text()
+CACHE = (ROOT / "docs" / "cache.md").read_text()
+SERVER = ROOT / "kernels" / "server"
+STATUS = (SERVER / "cache_status.cpp").read_text()
+REPORT = (SERVER / "cache_report.cpp").read_text()
+ROUTES = (SERVER / "cache_routes.cpp").read_text()
+ARGS = (SERVER / "cache_args.cpp").read_text()
+OPTIONS = (SERVER / "cache_options.h").read_text()
+COUNTERS = (ROOT / "kernels" / "kvtier" / "counters.h").read_text()
+DAMAGE = (ROOT / "kernels" / "kvtier" / "status.h").read_text()
+
+
+def table(page: str, heading: str) -> dict[str, str]:
+    """The first table below a heading: what stands in its first column -> the rest of the row."""
+    section = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL)
+    assert section, heading
+    rows = re.findall(r"^\| `([^`]+)` \| (.*) \|$", section[1], re.MULTILINE)
+    assert len(rows) == len(dict(rows)), f"twice below {heading}"
+    return dict(rows)
+
+
+def body(source: str, function: str) -> str:
+    """From a function's name to the brace that ends it."""
+    found = re.search(rf"^[^\n]*\b{re.escape(function)}\([^\n]*\{{\n.*?^}}", source, re.MULTILINE | re.DOTALL)
+    assert found, function
+    return found[0]
+
+
+def keys(text: str) -> list[str]:
+    return re.findall(r'\{ "(\w+)",', text)
+
+
+def names(function: str) -> list[str]:
+    found = re.findall(r'return "(\w+)";', body(REPORT, function))
+    assert found.pop() == "unknown"
+    return found
+
+
+DESCRIBED = body(STATUS, "cache_core::describe")
+REQUESTS = DESCRIBED[DESCRIBED.index('"requests"') : DESCRIBED.index('"speed"')]
+SPEED = DESCRIBED[DESCRIBED.index('"speed"') : DESCRIBED.index('"last_error"')]
+NESTED = {*keys(REQUESTS), *keys(SPEED)} - {"requests"}
+FLAGS = re.findall(r'"(--cache-ssd[\w-]*)" \}', ARGS)
+
+
+@pytest.mark.parametrize(
+    ("heading", "in_code"),
+    [
+        ("GET /cache", {*keys(DESCRIBED), *re.findall(r'out\["(\w+)"\]', DESCRIBED)} - NESTED),
+        ("requests", [key for key in keys(REQUESTS) if key not in ("requests", "speed")]),
+        ("speed", re.findall(r'"(\w+_per_s)"', SPEED)),
+        ("state", keys(body(STATUS, "measured"))),
+        ("counters", re.findall(r"X\((\w+),", COUNTERS)),
+        ("damaged", set(re.findall(r'return "(\w+)";', DAMAGE)) - {"none", "unknown"}),
+        ("GET /cache/conversations", keys(body(STATUS, "cache_core::conversations"))),
+        ("GET /metrics", re.findall(r'add_metric\(out, "(\w+)"', STATUS)),
+        ("cache_source", names("cache_source_name")),
+        ("cache_match", names("cache_match_name")),
+        ("cache_miss", names("cache_miss_name")),
+        ("In every answer", ["cache_n", "prompt_n", *re.findall(r'timings\["(\w+)"\]', REPORT)]),
+    ],
+)
+def test_page_and_server_name_different_things(heading: str, in_code: Iterable[str]) -> None:
+    assert in_code, "the code was not understood"
+    assert set(table(HTTP, heading)) == set(in_code)
+
+
+def test_a_counter_means_something_else() -> None:
+    documented = table(HTTP, "counters")
+    for name, meaning in re.findall(r'X\((\w+), +"([^"]+)"\)', COUNTERS):
+        assert documented[name].startswith(meaning), name
+
+
+def test_a_reason_has_no_remedy() -> None:
+    for reason, row in table(HTTP, "cache_miss").items():
+        assert all(cell.strip() for cell in row.split(" | ")) and len(row.split(" | ")) == 2, reason
+
+
+def test_a_route_is_missing() -> None:
+    found = {(method.upper(), path) for method, path in re.findall(r'http\.(get|post|del)\("([^"]+)"', ROUTES)}
+    methods = {"GET": "GET", "POST": "POST", "DEL": "DELETE"}
+    in_code = {f"{methods[method]} {path}" for method, path in found}
+    assert set(table(HTTP, "HTTP API")) == in_code
+    assert in_code <= set(re.findall(r"^## (.+)$", HTTP, re.MULTILINE))
+
+
+def test_a_flag_is_missing() -> None:
+    documented = table(CACHE, "Flags")
+    assert set(documented) == set(FLAGS) and len(FLAGS) == 9
+    variables = dict(zip(FLAGS, re.findall(r'"(LLAMA_ARG_CACHE_SSD\w*)"', ARGS), strict=True))
+    for flag, row in documented.items():
+        assert row.split(" | ")[0] == f"`{variables[flag]}`", flag
+
+
+def test_a_default_differs() -> None:
+    defaults = dict(re.findall(r"^ +uint32_t +(\w+) += (\d+);", OPTIONS, re.MULTILINE))
+    fields = dict(re.findall(r'"(--cache-ssd[\w-]*)" \}.*?params\.cache_ssd\.(\w+) =', ARGS, re.DOTALL))
+    documented = table(CACHE, "Flags")
+    numbers = {flag: defaults[field] for flag, field in fields.items() if field in defaults}
+    assert len(numbers) == 6
+    for flag, value in numbers.items():
+        assert documented[flag].split(" | ")[1] == value, flag
+        assert re.search(rf'"{flag}" \}}.*?\(default: {value}\)', ARGS, re.DOTALL), f"the help text of {flag}"
+
+
+def test_a_page_names_what_does_not_exist() -> None:
+    known = {*FLAGS, "--no-cache-ssd"}
+    for page in (HTTP, CACHE):
+        assert set(re.findall(r"--(?:no-)?cache-ssd[\w-]*", page)) <= known
+        assert set(re.findall(r"LLAMA_ARG_\w+", page)) <= set(re.findall(r"LLAMA_ARG_\w+", ARGS))
+        anchors = {
+            f"#{re.sub(r'[^a-z0-9_-]', '', h.lower().replace(' ', '-'))}"
+            for h in re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+        }
+        assert set(re.findall(r"\]\((#[^)]+)\)", page)) <= anchors
+    counted = table(HTTP, "counters").keys() | table(HTTP, "state").keys() | table(HTTP, "cache_miss").keys()
+    for name in re.findall(r"`((?:skipped|evicted|retired|bytes|payload)_\w+)`", CACHE):
+        assert name in counted or name == "skipped_", name
