@@ -38,7 +38,8 @@ class Writing:
 
     def _bytes(self) -> int | None:
         try:
-            return int(psutil.Process(self._pid).io_counters().write_bytes)
+            # As the process hands them over: what the disk is given is not counted on every file system.
+            return int(psutil.Process(self._pid).io_counters().write_chars)
         except AttributeError:  # not counted on this system
             return None
         except psutil.Error:  # gone, or not ours to look at
