@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pyrun.errors import UserError
 from pyrun.home import Home
+from pyrun.models.quants import quant_of
 
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
@@ -25,7 +26,13 @@ def list_models(home: Home) -> list[Model]:
     """The models in models/, split sets once and companions (mmproj) left out; built-in ones last."""
     files = [path for path in sorted(home.models.rglob("*.gguf")) if path.is_file() and _is_first(path)]
     files.sort(key=lambda path: path.is_relative_to(home.default_models))
-    return [_model(path) for path in files if not path.name.lower().startswith("mmproj")]
+    return [_model(path) for path in files if not is_companion(path.name)]
+
+
+def is_companion(name: str) -> bool:
+    """A projector for images (mmproj) or the statistics of a quantisation (imatrix): GGUF, but no model."""
+    lower = name.lower()
+    return "mmproj" in lower or ("imatrix" in lower and not quant_of(name))
 
 
 def find_model(home: Home, wanted: str) -> Model:

@@ -22,6 +22,9 @@ def home(tmp_path: Path) -> Home:
         "big-00002-of-00003.gguf",
         "big-00003-of-00003.gguf",
         "mmproj-Qwen3-8B.gguf",
+        "Qwen3-8B-mmproj-F16.gguf",
+        "Qwen3-8B-imatrix.gguf",
+        "tiny-imatrix-Q4_0.gguf",
         "built-in/Small.gguf",
         "notes.txt",
     ):
@@ -37,6 +40,7 @@ def test_parts_companions_and_other_files_are_listed(home: Home) -> None:
         ("Qwen3-8B-Q8_0", 10),
         ("big", 30),
         ("gpt-oss-20b", 10),
+        ("tiny-imatrix-Q4_0", 10),
         ("Small", 10),
     ]
 
