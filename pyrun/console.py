@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from pyrun.errors import UserError
@@ -98,6 +98,56 @@ class StepProgress:
             return ""
         seconds = (now - self._first_step) / (done - self._done) * (total - done)
         return f"about {duration(seconds)} left"
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class ByteProgress:
+    """Progress of work that is counted in bytes: a bar with speed and time left on a terminal, elsewhere lines."""
+
+    LINE_SECONDS = 20.0
+
+    def __init__(self, label: str, total: int, done: int = 0) -> None:
+        self.label = label
+        self.total = total
+        self.done = done
+        self._first = done  # what an earlier run has done is not counted into the speed
+        self._started: float | None = None
+        self._last_line = time.monotonic()
+        self._bar: Progress | None = None
+        if err.is_terminal and total > 0:
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                DownloadColumn(),
+                TextColumn("{task.fields[left]}"),
+                console=err,
+            )
+            self._task = self._bar.add_task(label, total=total, completed=done, left="")
+            self._bar.start()
+
+    def advance(self, n_bytes: int) -> None:
+        """Less than nothing, where something has to be done again."""
+        now = time.monotonic()
+        self.done += n_bytes
+        if self._started is None and n_bytes > 0:
+            self._started, self._first = now, self.done
+        self._first = min(self._first, self.done)
+        if self._bar is not None:
+            self._bar.update(self._task, description=self.label, completed=self.done, left=self._left(now))
+        elif now - self._last_line >= self.LINE_SECONDS:
+            self._last_line = now
+            left = self._left(now)
+            say(f"{self.label}: {size(self.done)} of {size(self.total)}{', ' + left if left else ''}")
+
+    def _left(self, now: float) -> str:
+        seconds = now - self._started if self._started is not None else 0.0
+        new = self.done - self._first
+        if seconds < 1 or new <= 0 or self.done >= self.total:
+            return ""
+        return f"{size(new / seconds)}/s, about {duration(seconds / new * (self.total - self.done))} left"
 
     def close(self) -> None:
         if self._bar is not None:

@@ -42,6 +42,13 @@ class Invocation:
     "small built-in default.",
 )
 @click.option("--list-models", is_flag=True, help="List the models in models/.")
+@click.option(
+    "--download",
+    metavar="NAME",
+    help="Download a model into models/. NAME: OWNER/REPOSITORY, with :QUANT or without, or words to search for.",
+)
+@click.option("--quant", metavar="Q", help="With --download: the quantisation, such as Q4_K_M, or a file's name.")
+@click.option("--mmproj", is_flag=True, help="With --download: also the projector that lets the model see images.")
 @click.option("--backend", type=click.Choice(BACKENDS), default="cpu", show_default=True, help="What to run on.")
 @click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
 @click.option(
@@ -68,6 +75,9 @@ def cli(
     context: click.Context,
     model: str | None,
     list_models: bool,
+    download: str | None,
+    quant: str | None,
+    mmproj: bool,
     backend: str,
     host: str,
     port: int,
@@ -80,13 +90,23 @@ def cli(
     """A local LLM server whose prompt is never evaluated twice."""
     extra = context.find_object(Invocation) or Invocation()
     if context.invoked_subcommand is not None:
-        if model is not None or list_models:
-            raise click.UsageError(f"--server and --list-models do not go with `{context.invoked_subcommand}`")
+        if model is not None or list_models or download is not None:
+            raise click.UsageError(
+                f"--server, --download and --list-models do not go with `{context.invoked_subcommand}`"
+            )
         if extra.extra:
             raise click.UsageError("words behind `--` are for llama-server; they go with --server only")
         return
+    if (quant is not None or mmproj) and download is None:
+        raise click.UsageError("--quant and --mmproj go with --download")
+    if download is not None and (model is not None or list_models):
+        raise click.UsageError("--download goes alone; start the model afterwards, with --server")
     if list_models:
         print_models(find_home())
+    elif download is not None:
+        from pyrun.cli.download import run_download  # its libraries take longer to load than all others together
+
+        run_download(find_home(), download, quant, mmproj)
     elif model is not None:
         if cache_ssd is not None and no_cache_ssd:
             raise click.UsageError("--cache-ssd and --no-cache-ssd do not go together")

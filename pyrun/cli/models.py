@@ -12,7 +12,9 @@ from pyrun.models.find import list_models
 def print_models(home: Home) -> None:
     models = list_models(home)
     if not models:
-        console.say(f"{home.models} is empty; `llama-run --server` fetches a small built-in default")
+        console.say(
+            f"{home.models} is empty; `llama-run --download` gets a model, `llama-run --server` a small default"
+        )
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("model")

@@ -59,7 +59,7 @@ def find_model(home: Home, wanted: str) -> Model:
     if not models:
         raise UserError(
             f"no model is called {wanted!r}, and {home.models} is empty",
-            "put GGUF files there, give a path, or leave the name out to use the built-in default",
+            "`llama-run --download` gets one; or give a path, or leave the name out to use the built-in default",
         )
     raise UserError(f"no model is called {wanted!r}; these are here:\n{_as_list(models)}")
 

@@ -96,6 +96,12 @@ def test_arguments_are_lost(
         ("build -- x", 2, "words behind `--` are for llama-server"),
         ("build --into x", 2, "--into goes with --export-patches"),
         ("--server --no-build", 1, "error: llama-server is not built yet"),
+        ("--quant Q4_K_M", 2, "--quant and --mmproj go with --download"),
+        ("--server --mmproj", 2, "--quant and --mmproj go with --download"),
+        ("--download a/b --server", 2, "--download goes alone"),
+        ("--download a/b build", 2, "do not go with `build`"),
+        ("--download a/b:Q4_K_M --quant Q8_0", 2, "':Q4_K_M' and --quant Q8_0 contradict each other"),
+        ("--download a/b/c", 1, "error: 'a/b/c' is not the name of a repository"),
     ],
 )
 def test_wrong_arguments_are_accepted(
