@@ -78,10 +78,14 @@ class Stream:
 
 class Hub:
     def __init__(self) -> None:
-        self.endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+        # Set to nothing, it means the public hub, as if it were not set.
+        self.endpoint = (os.environ.get("HF_ENDPOINT") or constants.HUGGINGFACE_CO_URL_HOME).rstrip("/")
         if not os.environ.get("HF_HUB_VERBOSITY") and not constants.HF_DEBUG:
             hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what matters is said by us, once
         self._api = HfApi(endpoint=self.endpoint, library_name="llama-run", library_version=version())
+
+        if not (get_token() or "").isascii():
+            raise UserError("your token has letters that no token has", "set HF_TOKEN to the token itself, or unset it")
 
     def url(self, repository: str) -> str:
         return f"{self.endpoint}/{repository}"
@@ -251,7 +255,13 @@ def _remote_file(sibling: Any) -> RemoteFile | None:
     parts = path.split("/")
     if size is None or not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
         return None
-    return RemoteFile(path, int(size), lfs.sha256 if lfs is not None else None, None if lfs else sibling.blob_id)
+    sha256 = _hex(lfs.sha256, 64) if lfs is not None else None
+    return RemoteFile(path, int(size), sha256, _hex(sibling.blob_id, 40) if lfs is None else None)
+
+
+def _hex(digest: object, length: int) -> str | None:
+    """A checksum becomes a part of a file's name, so it has to be one."""
+    return digest if isinstance(digest, str) and re.fullmatch(f"[0-9a-f]{{{length}}}", digest) else None
 
 
 def _check_length(response: httpx2.Response, file: RemoteFile, start: int) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -55,6 +56,7 @@ class Repo:
     large: bool = True  # in large-file storage, with a sha256
     downloads: int = 1
     sizes: dict[str, int] = field(default_factory=dict)  # lies
+    checksum: str | None = None  # another lie, about all files
 
     @property
     def commit(self) -> str:
@@ -80,6 +82,7 @@ class FakeHub:
         self.repos: dict[str, Repo] = {}
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
+        self.n_sent = 0  # bytes of files
         self._lock = threading.Lock()
         self._servers = [self._server(HubHandler), self._server(StoreHandler)]
 
@@ -120,12 +123,18 @@ class FakeHub:
             server.shutdown()
             server.server_close()
 
-    def _server(self, handler: type[Handler]) -> ThreadingHTTPServer:
-        bound = type(handler.__name__, (handler,), {"hub": self})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), bound)
-        server.daemon_threads = True
-        server.block_on_close = False
-        return server
+    def _server(self, handler: type[Handler]) -> Server:
+        return Server(("127.0.0.1", 0), type(handler.__name__, (handler,), {"hub": self}))
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is what is tested here, and no news."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -197,6 +206,7 @@ class Handler(BaseHTTPRequestHandler):
         for at in range(start, stop, block):
             self.wfile.write(data[at : min(stop, at + block)])
             self.wfile.flush()
+            self.hub.n_sent += min(stop, at + block) - at
             time.sleep(fault.slow)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -280,7 +290,8 @@ class HubHandler(Handler):
         size = repo.sizes.get(path, len(data))
         entry: dict[str, object] = {"rfilename": path, "size": size, "blobId": git_oid(data)}
         if repo.large:
-            entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": size, "pointerSize": 130}
+            sha256 = repo.checksum if repo.checksum is not None else hashlib.sha256(data).hexdigest()
+            entry["lfs"] = {"sha256": sha256, "size": size, "pointerSize": 130}
         return entry
 
     def tree_entry(self, repo: Repo, path: str) -> dict[str, object]:

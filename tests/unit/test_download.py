@@ -27,6 +27,7 @@ from pyrun.home import Home
 from pyrun.models import download
 from pyrun.models.download import TRIES, carry_out
 from pyrun.models.find import list_models
+from pyrun.models.hub import Hub
 
 
 def data(name: str, size: int = 300_000) -> bytes:
@@ -451,6 +452,13 @@ def test_name_from_the_hub_escapes_the_folder(hub: FakeHub, machine: Machine, pa
     assert machine.files() == {} and hub.asked("resolve") == []
 
 
+def test_checksum_from_the_hub_escapes_the_folder(hub: FakeHub, machine: Machine) -> None:
+    hub.repos[NAME].checksum = "/../../../../escaped"
+    assert machine.run(NAME, "--quant", "Q8_0") == 0
+    assert "note: the hub tells no checksum of toy-Q8_0.gguf; only its size was compared" in machine.err
+    assert machine.files() == {"maker/toy-GGUF/toy-Q8_0.gguf": Q8}
+
+
 # Search
 
 
@@ -535,6 +543,12 @@ def test_wrong_token_is_not_explained(hub: FakeHub, machine: Machine, monkeypatc
     assert "error: the hub refuses your token" in machine.err
 
 
+def test_token_that_is_none_gives_a_traceback(hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "mein Schlüssel")
+    assert machine.run(NAME, "--quant", "Q8_0") == 1
+    assert "error: your token has letters that no token has" in machine.err
+
+
 def test_hub_that_is_closed_to_all_is_not_explained(hub: FakeHub, machine: Machine) -> None:
     hub.faults.append(Fault("api", status=401))
     assert machine.run("toy") == 1
@@ -581,6 +595,11 @@ def test_other_server_gives_a_traceback(hub: FakeHub, machine: Machine, name: st
         assert "no repository with GGUF files is called 'toy'" in machine.err
     else:
         assert "does not answer like a model hub" in machine.err
+
+
+def test_empty_endpoint_is_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "")
+    assert Hub().url("a/b").endswith(".co/a/b")
 
 
 def test_wrong_endpoint_gives_a_traceback(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
