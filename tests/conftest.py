@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest_plugins = ["server_fixtures"]
+pytest_plugins = ["server_fixtures", "cache_server"]
 
 
 @pytest.fixture(autouse=True)

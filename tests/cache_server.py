@@ -1,0 +1,219 @@
+"""llama-server with the SSD cache, started directly so that signals reach it, and what its answers say."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+import toys
+from helpers import ROOT, free_port, wait_until
+
+from pyrun.home import Home
+
+Tokens = list[int]
+Messages = list[dict[str, str]]
+
+BINARY = Home(ROOT).server_binary("cpu")
+TABLE: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+def toy(name: str) -> Path:
+    return toys.ensure(name, ROOT / ".cache" / "toys")
+
+
+def say(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back: text, tokens with the log-probabilities of the likeliest, and what the cache did."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[tuple[tuple[int, float], ...], ...]
+    timings: dict[str, Any]
+
+    @property
+    def reused(self) -> int:
+        return int(self.timings["cache_n"])
+
+    @property
+    def prompt_size(self) -> int:
+        return self.reused + int(self.timings["prompt_n"])
+
+    @property
+    def source(self) -> str:
+        return str(self.timings["cache_source"])
+
+    @property
+    def miss(self) -> str | None:
+        """Why tokens were evaluated."""
+        reason = self.timings.get("cache_miss", {}).get("reason")
+        return None if reason is None else str(reason)
+
+    @property
+    def said(self) -> tuple[object, ...]:
+        """What two runs must have in common, bit by bit."""
+        return self.text, self.tokens, self.logprobs
+
+    def distance(self, other: Answer) -> float:
+        """The largest difference between log-probabilities of the same token at the same place."""
+        apart = 0.0
+        for mine, theirs in zip(self.logprobs, other.logprobs, strict=True):
+            known = dict(theirs)
+            apart = max([apart, *(abs(p - known[token]) for token, p in mine if token in known)])
+        return apart
+
+
+def _entries(content: Sequence[dict[str, Any]], top: str) -> tuple[tuple[tuple[int, float], ...], ...]:
+    return tuple(tuple((int(e["id"]), float(e["logprob"])) for e in entry[top]) for entry in content)
+
+
+@dataclass
+class CacheServer:
+    process: subprocess.Popen[bytes]
+    port: int
+    output: Path
+    api_key: str | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def request(self, method: str, path: str, body: object = None, **options: Any) -> requests.Response:
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        return requests.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=120, **options)
+
+    def get(self, path: str) -> Any:
+        response = self.request("GET", path)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def post(self, path: str, body: object) -> Any:
+        response = self.request("POST", path, body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    # The two ways to ask, with greedy sampling and log-probabilities.
+
+    def chat(self, messages: Messages, max_tokens: int = 6, **options: Any) -> Answer:
+        body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "logprobs": True, "top_logprobs": 5}
+        answer = self.post("/v1/chat/completions", body | options)
+        choice = answer["choices"][0]
+        content = choice["logprobs"]["content"]
+        tokens = tuple(int(entry["id"]) for entry in content)
+        return Answer(choice["message"]["content"], tokens, _entries(content, "top_logprobs"), answer["timings"])
+
+    def complete(self, prompt: str | Tokens, n_predict: int = 6, **options: Any) -> Answer:
+        body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "n_probs": 5, "return_tokens": True}
+        return completion(self.post("/completion", body | options))
+
+    # What the server makes of messages.
+
+    def tokens(self, text: str) -> Tokens:
+        body = {"content": text, "add_special": True, "parse_special": True}
+        return list(self.post("/tokenize", body)["tokens"])
+
+    def prompt(self, messages: Messages, answer_follows: bool = True) -> Tokens:
+        body = {"messages": messages, "add_generation_prompt": answer_follows}
+        return self.tokens(self.post("/apply-template", body)["prompt"])
+
+    # The cache.
+
+    def cache(self) -> dict[str, Any]:
+        return dict(self.get("/cache"))
+
+    def conversations(self) -> list[dict[str, Any]]:
+        return list(self.get("/cache/conversations")["conversations"])
+
+    def flush(self) -> dict[str, Any]:
+        return dict(self.post("/cache/flush", {}))
+
+    # Its life.
+
+    def is_healthy(self) -> bool:
+        """Not some other server that was faster to take the port."""
+        try:
+            mine = [c.laddr.port for c in psutil.Process(self.process.pid).net_connections() if c.status == "LISTEN"]
+            return self.port in mine and requests.get(f"{self.url}/health", timeout=5).status_code == 200
+        except (requests.RequestException, psutil.Error):
+            return False
+
+    def wait_until_healthy(self) -> None:
+        wait_until(lambda: self.is_healthy() or self.process.poll() is not None, 60, f"healthy:\n{self.said()}")
+        assert self.process.poll() is None, self.said()
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0, self.said()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def said(self) -> str:
+        return self.output.read_text(errors="replace")
+
+
+def completion(answer: dict[str, Any]) -> Answer:
+    """One answer of POST /completion."""
+    logprobs = _entries(answer.get("completion_probabilities", []), "top_logprobs")
+    return Answer(answer["content"], tuple(answer["tokens"]), logprobs, answer["timings"])
+
+
+Serve = Callable[..., CacheServer]
+
+
+@contextlib.contextmanager
+def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    assert BINARY.exists(), "run `./llama-run build` first"
+    started: list[CacheServer] = []
+
+    def start(
+        model: Path | None, *flags: str, cache: Path | None = None, ready: bool = True, api_key: str | None = None
+    ) -> CacheServer:
+        port = free_port()
+        output = tmp_path_factory.mktemp("server") / "output"
+        command = [str(BINARY), "--port", str(port), "--no-webui", "--no-warmup", "--threads", "2"]
+        command += ["--model", str(model)] if model else []
+        command += ["--cache-ssd", str(cache)] if cache else []
+        command += ["--api-key", api_key] if api_key else []
+        # Threads that spin while they wait would take the cores from other servers of a test.
+        environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+        with output.open("wb") as file:
+            process = subprocess.Popen([*command, *flags], stdout=file, stderr=subprocess.STDOUT, env=environment)
+        server = CacheServer(process, port, output, api_key)
+        started.append(server)
+        if ready:
+            server.wait_until_healthy()
+        return server
+
+    yield start
+    for server in started:
+        if server.process.poll() is None:
+            server.kill()
+
+
+@pytest.fixture
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    """Starts servers: serve(MODEL, FLAG, ..., cache=FOLDER). What is left of them is killed after the test."""
+    with starter(tmp_path_factory) as start:
+        yield start
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    lines = config.stash.get(TABLE, [])
+    if lines:
+        terminalreporter.section("restart matrix")
+        for line in lines:
+            terminalreporter.write_line(line)
