@@ -47,7 +47,7 @@ static common_json object_of(const std::vector<number> & numbers) {
     return out;
 }
 
-static common_json object_of(const request_counts & counts) {
+static common_json summary_of(const request_counts & counts) {
     common_json sources = common_json::object();
     for (size_t i = 0; i < counts.by_source.size(); i++) {
         sources[cache_source_name(static_cast<cache_source>(i))] = counts.by_source[i];
@@ -90,7 +90,7 @@ common_json cache_core::describe() const {
     out["counters"] = object_of(counted(stats.values));
     out["damaged"]  = damaged;
     std::lock_guard<std::mutex> guard(requests_mu);
-    out["requests"] = object_of(all_requests);
+    out["requests"] = summary_of(all_requests);
     return out;
 }
 
@@ -110,7 +110,7 @@ common_json cache_core::describe_user(const std::string & user) const {
         { "user",          user },
         { "conversations", n_conversations },
         { "bytes_own",     bytes },
-        { "requests",      object_of(known == user_requests.end() ? request_counts() : known->second) },
+        { "requests",      summary_of(known == user_requests.end() ? request_counts() : known->second) },
     };
 }
 
