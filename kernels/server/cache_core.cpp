@@ -623,7 +623,8 @@ cache_report cache_core::report_of(const cache_ticket & ticket, const slot_offer
 static std::string text_around(const llama_context * ctx, const std::vector<kvtier::token> & tokens, size_t at) {
     std::string out;
     for (size_t i = at < 6 ? 0 : at - 6; i < std::min(tokens.size(), at + 6); i++) {
-        out += (i == at ? " | " : "") + common_token_to_piece(ctx, tokens[i]);
+        // A picture's tokens have no number, and the vocabulary throws when asked for one it has not.
+        out += (i == at ? " | " : "") + (tokens[i] == LLAMA_TOKEN_NULL ? "*" : common_token_to_piece(ctx, tokens[i]));
     }
     for (char & c : out) {
         c = static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
