@@ -62,7 +62,7 @@ struct request_counts {
         n++;
         n_reused    += stats.n_prompt_cached;
         n_evaluated += stats.n_prompt_processed;
-        by_source[static_cast<size_t>(stats.n_prompt_cached > 0 ? report.source : cache_source::none)]++;
+        by_source[static_cast<size_t>(report.source_of(stats.n_prompt_cached))]++;
         by_miss[static_cast<size_t>(report.miss)]++;
     }
 };

@@ -46,9 +46,10 @@ void cache_report::add_to(common_json & timings, uint64_t n_cached, uint64_t n_e
     if (!shown) {
         return;
     }
-    const bool reused = n_cached > 0;
-    timings["cache_source"] = cache_source_name(reused ? source : cache_source::none);
-    timings["cache_match"]  = cache_match_name(reused ? match : cache_match::none);
+    const cache_source from = source_of(n_cached);
+    timings["cache_source"] = cache_source_name(from);
+    timings["cache_match"]  = cache_match_name(from == cache_source::none ? cache_match::none
+                                             : from == cache_source::slot ? cache_match::slot : match);
     timings["restore_ms"]   = restore_ms;
     // The last token of a prompt is always evaluated: its logits are the answer's beginning.
     if (miss != cache_miss::none && n_evaluated > 1) {

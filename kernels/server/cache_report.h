@@ -42,6 +42,11 @@ struct cache_report {
     uint32_t     at     = 0;     // where the prompts part
     float        restore_ms = 0; // reading, verifying and copying into the context
 
+    // Tokens that nobody restored were in the slot.
+    cache_source source_of(uint64_t n_cached) const {
+        return n_cached == 0 ? cache_source::none : source == cache_source::none ? cache_source::slot : source;
+    }
+
     // Adds its fields to upstream's timings. n_cached, n_evaluated: tokens of the prompt.
     void add_to(common_json & timings, uint64_t n_cached, uint64_t n_evaluated) const;
 };
