@@ -746,6 +746,7 @@ void cache_core::save(const slot_view & slot, slot_record & rec, bool complete, 
     const status s = target->save(slot.id, turn);
     if (!s.is_ok()) {
         LOG_WRN("cache: slot %d: not stored: %s\n", slot.id, s.message().c_str());
+        rec.anchors = std::move(turn.anchors); // the end of the turn tries again, and cannot take them anew
         return;
     }
     rec.n_saved = turn.tokens.size();
