@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -66,13 +67,18 @@ class Answer:
         """What two runs must have in common, bit by bit."""
         return self.text, self.tokens, self.logprobs
 
-    def distance(self, other: Answer) -> float:
-        """The largest difference between log-probabilities of the same token at the same place."""
-        apart = 0.0
-        for mine, theirs in zip(self.logprobs, other.logprobs, strict=True):
+    def apart(self, other: Answer) -> float:
+        """The largest difference of log-probabilities up to the first token where the two part.
+
+        For runs whose batches differ in size and so in rounding: where they part, the two tokens must have been a tie.
+        """
+        worst = 0.0
+        for n, (mine, theirs) in enumerate(zip(self.logprobs, other.logprobs, strict=True)):
             known = dict(theirs)
-            apart = max([apart, *(abs(p - known[token]) for token, p in mine if token in known)])
-        return apart
+            worst = max([worst, *(abs(p - known.get(token, -math.inf)) for token, p in mine[:2])])
+            if self.tokens[n] != other.tokens[n]:
+                return max(worst, abs(known[other.tokens[n]] - known.get(self.tokens[n], -math.inf)))
+        return worst
 
 
 def _entries(content: Sequence[dict[str, Any]], top: str) -> tuple[tuple[tuple[int, float], ...], ...]:
