@@ -204,10 +204,12 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
             server.wait_until_healthy()
         return server
 
-    yield start
-    for server in started:
-        if server.process.poll() is None:
-            server.kill()
+    try:
+        yield start
+    finally:
+        for server in started:
+            if server.process.poll() is None:
+                server.kill()
 
 
 @pytest.fixture
