@@ -15,6 +15,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     std::shared_ptr<cache_core> made;
     const kvtier::status s = cache_core::open(params, target, draft, queue, made);
     std::lock_guard<std::mutex> guard(mu);
+    last_metrics.clear();
     if (!s.is_ok()) {
         why_off = s.message();
         LOG_ERR("cache: off, serving without it: %s\n", why_off.c_str());
@@ -35,6 +36,9 @@ void state_cache::close() {
     }
     if (closing) {
         closing->close();
+        std::string said = closing->metrics();
+        std::lock_guard<std::mutex> guard(mu);
+        last_metrics = std::move(said);
     }
 }
 
@@ -133,8 +137,11 @@ common_json state_cache::conversations(const std::string & user) const {
 }
 
 std::string state_cache::metrics() const {
-    const auto c = core();
-    return c ? c->metrics() : std::string();
+    if (const auto c = core()) {
+        return c->metrics();
+    }
+    std::lock_guard<std::mutex> guard(mu);
+    return last_metrics;
 }
 
 void state_cache::flush() const {

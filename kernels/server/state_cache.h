@@ -58,7 +58,8 @@ public:
     // must outlive this.
     void open(common_params & params, llama_context * target, llama_context * draft, server_queue & queue);
 
-    // Everything is on disk afterwards, also what the slots were busy with.
+    // Everything is on disk afterwards, also what the slots were busy with. A server that sleeps has closed its cache;
+    // metrics then says what it last said.
     template <typename Slots>
     void close(const Slots & slots) {
         for (const auto & slot : slots) {
@@ -116,6 +117,7 @@ private:
     user_gate                   gate;
     mutable std::mutex          mu;
     std::shared_ptr<cache_core> open_;
+    std::string                 last_metrics; // of the cache that was closed
     std::string                 why_off = "not asked for: start the server with --cache-ssd PATH";
 };
 
