@@ -142,10 +142,6 @@ status sequence_store::read(const kvtier::match & m, const std::vector<kvtier::t
     return store_->load(m, tokens.data(), tokens.size(), out);
 }
 
-void sequence_store::used(const kvtier::match & m) {
-    store_->touch(m);
-}
-
 status sequence_store::put(llama_seq_id seq, const kvtier::loaded_state & state) const {
     llama_memory_t memory = llama_get_memory(ctx);
     llama_memory_seq_rm(memory, seq, -1, -1);
@@ -183,6 +179,10 @@ status sequence_store::put_parts(llama_seq_id seq, const kvtier::loaded_state & 
         return status::miss("the context refuses the anchor at " + std::to_string(n_tokens) + " tokens");
     }
     return status::ok();
+}
+
+void sequence_store::used(const kvtier::match & m) {
+    store_->touch(m);
 }
 
 void sequence_store::flush() {

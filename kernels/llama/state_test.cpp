@@ -212,6 +212,14 @@ static void compare(const std::string & what, const bytes & expected, const byte
     check(differ.first == expected.end(), what + ": differs at byte " + std::to_string(differ.first - expected.begin()));
 }
 
+static uint64_t n_uses(llama_run::sequence_store & store) {
+    uint64_t n = 0;
+    for (const kvtier::conversation_info & c : store.store().list()) {
+        n += c.hits;
+    }
+    return n;
+}
+
 // Restores what is stored of the first `limit` tokens into a fresh context; gives their number.
 static size_t restore_up_to(const settings & opt, llama_model * model, const std::vector<token> & tokens, int limit,
                             const std::function<void(llama_context *)> & then) {
@@ -219,6 +227,7 @@ static size_t restore_up_to(const settings & opt, llama_model * model, const std
     const auto           store = open_store(ctx.get(), opt);
     const auto           asked = prefix(tokens, limit);
     const kvtier::match  match = store->find({}, asked, asked.size());
+    const uint64_t       uses  = n_uses(*store);
     kvtier::loaded_state state;
     check(store->read(match, asked, state), "read");
 
@@ -232,6 +241,9 @@ static size_t restore_up_to(const settings & opt, llama_model * model, const std
         }
     }
     check(store->put(0, state), "put");
+    check(n_uses(*store) == uses, "state counts as used before it is");
+    store->used(match);
+    check(n_uses(*store) == uses + (match.kind == kvtier::match_kind::conversation), "a use was not counted");
     then(ctx.get());
     return state.n_tokens;
 }
