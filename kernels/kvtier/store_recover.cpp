@@ -86,87 +86,84 @@ static status misplaced(const char * what) {
     return status::corrupt(damage::misplaced, what);
 }
 
-void store_state::scan_pages(const key & name_space, const std::string & folder, scan_result & found) {
+bool store_state::is_own(const file_header & header, const key & name_space) const {
+    return header.name_space == name_space && header.fingerprint == options.fingerprint;
+}
+
+// What a folder holds, less unfinished files: those go.
+status store_state::list_finished(const std::string & folder, std::vector<dir_entry> & out) {
     std::vector<dir_entry> entries;
     if (status s = e.list_dir(folder, entries); !s.is_ok()) {
         count.read_errors += !s.is_miss();
-        return;
+        return s;
     }
-    std::vector<uint8_t> bytes;
-    for (const dir_entry & entry : entries) {
-        uint64_t id = 0;
+    for (dir_entry & entry : entries) {
         if (names::is_temp(entry.name)) {
             remove_unfinished(folder, entry);
-            continue;
+        } else {
+            out.push_back(std::move(entry));
         }
-        if (!names::parse_segment(entry.name, id)) {
-            refuse(folder, entry, misplaced("not the name of a segment"));
-            continue;
+    }
+    return status::ok();
+}
+
+// Reads the head of one file for `learn`, which decodes it and makes it known, or says why it cannot be used.
+bool store_state::scan_file(const std::string & folder, const dir_entry & entry, uint16_t kind, const learn_head & learn) {
+    std::vector<uint8_t> bytes;
+    uint64_t             file_size = 0;
+    status               s = wrong_type();
+    if (entry.type == file_type::file) {
+        s = read_head(names::join(folder, entry.name), kind, file_size, bytes);
+    }
+    if (s.is_ok()) {
+        s = learn(bytes, file_size);
+    }
+    if (!s.is_ok()) {
+        refuse(folder, entry, s);
+        return false;
+    }
+    charge(disk_size(file_size));
+    return true;
+}
+
+void store_state::scan_segment(const key & name_space, const std::string & folder, const dir_entry & entry,
+                               scan_result & found) {
+    uint64_t id = 0;
+    if (!names::parse_segment(entry.name, id)) {
+        refuse(folder, entry, misplaced("not the name of a segment"));
+        return;
+    }
+    next_segment = std::max(next_segment, id + 1);
+    scan_file(folder, entry, format::kind_segment, [&](const std::vector<uint8_t> & bytes, uint64_t file_size) {
+        segment_head head;
+        if (status s = decode_segment(bytes.data(), bytes.size(), file_size, head); !s.is_ok()) {
+            return s.in(names::join(folder, entry.name));
         }
-        next_segment = std::max(next_segment, id + 1);
-        if (entry.type != file_type::file) {
-            refuse(folder, entry, wrong_type());
-            continue;
+        if (segments.count(id) != 0 || head.id != id || !is_own(head.header, name_space)) {
+            return misplaced("segment of another name, user or model");
         }
-        const std::string path = names::join(folder, entry.name);
-        segment_head      head;
-        uint64_t          file_size = 0;
-        status            s = read_head(path, format::kind_segment, file_size, bytes);
-        if (s.is_ok()) {
-            s = decode_segment(bytes.data(), bytes.size(), file_size, head).in(path);
-        }
-        if (s.is_ok() && (segments.count(id) != 0 || head.id != id || head.header.name_space != name_space ||
-                          head.header.fingerprint != options.fingerprint)) {
-            s = misplaced("segment of another name, user or model");
-        }
-        if (!s.is_ok()) {
-            refuse(folder, entry, s);
-            continue;
-        }
-        charge(disk_size(file_size));
         auto seg = make_segment(std::move(head));
         segments[id] = seg;
         found.segments.push_back(std::move(seg));
-    }
+        return status::ok();
+    });
 }
 
-void store_state::scan_anchors(const key & name_space, const std::string & folder, scan_result & found) {
-    std::vector<dir_entry> entries;
-    if (status s = e.list_dir(folder, entries); !s.is_ok()) {
-        count.read_errors += !s.is_miss();
+void store_state::scan_anchor(const key & name_space, const std::string & folder, const dir_entry & entry,
+                              scan_result & found) {
+    key k;
+    if (!names::parse_anchor(entry.name, k)) {
+        refuse(folder, entry, misplaced("not the name of an anchor"));
         return;
     }
-    std::vector<uint8_t> bytes;
-    for (const dir_entry & entry : entries) {
-        key k;
-        if (names::is_temp(entry.name)) {
-            remove_unfinished(folder, entry);
-            continue;
+    scan_file(folder, entry, format::kind_anchor, [&](const std::vector<uint8_t> & bytes, uint64_t file_size) {
+        anchor_head head;
+        if (status s = decode_anchor(bytes.data(), bytes.size(), file_size, head); !s.is_ok()) {
+            return s.in(names::join(folder, entry.name));
         }
-        if (!names::parse_anchor(entry.name, k)) {
-            refuse(folder, entry, misplaced("not the name of an anchor"));
-            continue;
+        if (head.k != k || !is_own(head.header, name_space)) {
+            return misplaced("anchor of another name, user or model");
         }
-        if (entry.type != file_type::file) {
-            refuse(folder, entry, wrong_type());
-            continue;
-        }
-        const std::string path = names::join(folder, entry.name);
-        anchor_head       head;
-        uint64_t          file_size = 0;
-        status            s = read_head(path, format::kind_anchor, file_size, bytes);
-        if (s.is_ok()) {
-            s = decode_anchor(bytes.data(), bytes.size(), file_size, head).in(path);
-        }
-        if (s.is_ok() && (head.k != k || head.header.name_space != name_space ||
-                          head.header.fingerprint != options.fingerprint)) {
-            s = misplaced("anchor of another name, user or model");
-        }
-        if (!s.is_ok()) {
-            refuse(folder, entry, s);
-            continue;
-        }
-        charge(disk_size(file_size));
         auto a = std::make_shared<anchor>();
         a->k               = k;
         a->name_space      = name_space;
@@ -181,104 +178,79 @@ void store_state::scan_anchors(const key & name_space, const std::string & folde
         a->last_used_ms    = head.header.created_ms;
         anchors[{ name_space, k }] = a;
         found.anchors.push_back(std::move(a));
-    }
+        return status::ok();
+    });
 }
 
 void store_state::scan_checkpoint(conversation & c, const std::string & folder, const dir_entry & entry) {
-    const std::string path = names::join(folder, entry.name);
-    uint32_t          number = 0;
+    uint32_t number = 0;
     if (!names::parse_checkpoint(entry.name, number)) {
         refuse(folder, entry, misplaced("not the name of a checkpoint"));
         return;
     }
     c.next_number = std::max(c.next_number, number + 1);
-    if (entry.type != file_type::file) {
-        refuse(folder, entry, wrong_type());
-        return;
-    }
-    std::vector<uint8_t> bytes;
-    checkpoint_record    record;
-    uint64_t             file_size = 0;
-    status               s = read_head(path, format::kind_checkpoint, file_size, bytes);
-    if (s.is_ok()) {
-        s = decode_checkpoint(bytes.data(), bytes.size(), file_size, record).in(path);
-    }
-    if (s.is_ok() && (record.conversation != c.hash || record.number != number ||
-                      record.header.name_space != c.name_space || record.header.fingerprint != options.fingerprint)) {
-        s = misplaced("checkpoint of another name, conversation, user or model");
-    }
-    run * end = nullptr;
-    if (s.is_ok()) {
+    scan_file(folder, entry, format::kind_checkpoint, [&](const std::vector<uint8_t> & bytes, uint64_t file_size) {
+        checkpoint_record record;
+        if (status s = decode_checkpoint(bytes.data(), bytes.size(), file_size, record); !s.is_ok()) {
+            return s.in(names::join(folder, entry.name));
+        }
+        if (record.conversation != c.hash || record.number != number || !is_own(record.header, c.name_space)) {
+            return misplaced("checkpoint of another name, conversation, user or model");
+        }
         // A run is in the index only with all runs before it, so the last one stands for the whole chain.
-        end = index.find(record.runs.back().k);
+        run * end = index.find(record.runs.back().k);
         if (end == nullptr || end->p1 != record.n_tokens || end->owner->name_space != c.name_space ||
             end->owner->root != record.header.root) {
-            s = status::corrupt(damage::incomplete, "names state that is not stored");
+            return status::corrupt(damage::incomplete, "names state that is not stored");
         }
-    }
-    if (!s.is_ok()) {
-        refuse(folder, entry, s);
-        return;
-    }
-    charge(disk_size(file_size));
-    auto found = std::make_unique<checkpoint>();
-    found->owner        = &c;
-    found->number       = number;
-    found->turn         = record.turn;
-    found->n_tokens     = record.n_tokens;
-    found->n_static     = record.n_static;
-    found->file_size    = file_size;
-    found->created_ms   = record.header.created_ms;
-    found->last_turn    = record.turn;
-    found->last_used_ms = record.header.created_ms;
-    found->backend      = record.header.backend;
-    found->end          = end;
-    register_checkpoint(std::move(found));
+        auto found = std::make_unique<checkpoint>();
+        found->owner        = &c;
+        found->number       = number;
+        found->turn         = record.turn;
+        found->n_tokens     = record.n_tokens;
+        found->n_static     = record.n_static;
+        found->file_size    = file_size;
+        found->created_ms   = record.header.created_ms;
+        found->last_turn    = record.turn;
+        found->last_used_ms = record.header.created_ms;
+        found->backend      = record.header.backend;
+        found->end          = end;
+        register_checkpoint(std::move(found));
+        return status::ok();
+    });
 }
 
 // Only says when things were used; without it they count as used when they were saved.
 void store_state::scan_index(conversation & c, const std::string & folder, const dir_entry & entry) {
-    if (entry.type != file_type::file) {
-        refuse(folder, entry, wrong_type());
-        return;
-    }
-    const std::string    path = names::join(folder, entry.name);
-    std::vector<uint8_t> bytes;
-    index_record         record;
-    uint64_t             file_size = 0;
-    status               s = read_head(path, format::kind_index, file_size, bytes);
-    if (s.is_ok()) {
-        s = decode_index(bytes.data(), bytes.size(), file_size, record).in(path);
-    }
-    if (s.is_ok() && (record.conversation != c.hash || record.header.name_space != c.name_space ||
-                      record.header.fingerprint != options.fingerprint)) {
-        s = misplaced("index of another conversation, user or model");
-    }
-    if (!s.is_ok()) {
-        refuse(folder, entry, s);
-        c.index_stale = true;
-        return;
-    }
-    charge(disk_size(file_size));
-    c.index_size   = file_size;
-    c.last_turn    = std::max(c.last_turn, record.last_turn);
-    c.last_used_ms = std::max(c.last_used_ms, record.last_used_ms);
-    c.hits         = record.hits;
-    for (const use_entry & use : record.entries) {
-        const auto it = c.checkpoints.find(use.number);
-        if (it != c.checkpoints.end()) {
-            it->second->last_turn    = std::max(it->second->last_turn, use.last_turn);
-            it->second->last_used_ms = std::max(it->second->last_used_ms, use.last_used_ms);
-            it->second->hits         = use.hits;
+    const auto learn = [&](const std::vector<uint8_t> & bytes, uint64_t file_size) {
+        index_record record;
+        if (status s = decode_index(bytes.data(), bytes.size(), file_size, record); !s.is_ok()) {
+            return s.in(names::join(folder, entry.name));
         }
-    }
+        if (record.conversation != c.hash || !is_own(record.header, c.name_space)) {
+            return misplaced("index of another conversation, user or model");
+        }
+        c.index_size   = file_size;
+        c.last_turn    = std::max(c.last_turn, record.last_turn);
+        c.last_used_ms = std::max(c.last_used_ms, record.last_used_ms);
+        c.hits         = record.hits;
+        for (const use_entry & use : record.entries) {
+            const auto it = c.checkpoints.find(use.number);
+            if (it != c.checkpoints.end()) {
+                it->second->last_turn    = std::max(it->second->last_turn, use.last_turn);
+                it->second->last_used_ms = std::max(it->second->last_used_ms, use.last_used_ms);
+                it->second->hits         = use.hits;
+            }
+        }
+        return status::ok();
+    };
+    c.index_stale = !scan_file(folder, entry, format::kind_index, learn);
 }
 
 void store_state::scan_conversation(const key & name_space, uint64_t hash) {
     const std::string      folder = names::join(folder_of(name_space), hex(hash));
     std::vector<dir_entry> entries;
-    if (status s = e.list_dir(folder, entries); !s.is_ok()) {
-        count.read_errors += !s.is_miss();
+    if (!list_finished(folder, entries).is_ok()) {
         return;
     }
     charge(disk_block);
@@ -288,9 +260,7 @@ void store_state::scan_conversation(const key & name_space, uint64_t hash) {
     slot->hash       = hash;
     const dir_entry * index_entry = nullptr;
     for (const dir_entry & entry : entries) {
-        if (names::is_temp(entry.name)) {
-            remove_unfinished(folder, entry);
-        } else if (entry.name == names::index_file) {
+        if (entry.name == names::index_file) {
             index_entry = &entry;
         } else {
             scan_checkpoint(*slot, folder, entry);
@@ -321,28 +291,31 @@ void store_state::scan_conversation(const key & name_space, uint64_t hash) {
 status store_state::scan_name_space(const key & name_space, scan_result & found) {
     const std::string      folder = folder_of(name_space);
     std::vector<dir_entry> entries;
-    if (status s = e.list_dir(folder, entries); !s.is_ok()) {
+    if (status s = list_finished(folder, entries); !s.is_ok()) {
         return s;
     }
     charge(disk_block);
     name_spaces[name_space];
     const bool anonymous = name_space == key{};
     for (const dir_entry & entry : entries) {
-        const bool  is_folder = entry.type == file_type::folder;
-        uint64_t    hash = 0;
-        if (names::is_temp(entry.name)) {
-            remove_unfinished(folder, entry);
-        } else if (is_folder && entry.name == names::pages) {
+        const std::string path      = names::join(folder, entry.name);
+        const bool        is_folder = entry.type == file_type::folder;
+        uint64_t          hash      = 0;
+        if (is_folder && (entry.name == names::pages || entry.name == names::anchors)) {
             charge(disk_block);
-            scan_pages(name_space, names::join(folder, entry.name), found);
-        } else if (is_folder && entry.name == names::anchors) {
-            charge(disk_block);
-            scan_anchors(name_space, names::join(folder, entry.name), found);
+            std::vector<dir_entry> inside;
+            (void) list_finished(path, inside).is_ok(); // a folder that cannot be read is one without files
+            for (const dir_entry & file : inside) {
+                if (entry.name == names::pages) {
+                    scan_segment(name_space, path, file, found);
+                } else {
+                    scan_anchor(name_space, path, file, found);
+                }
+            }
         } else if (is_folder && parse_hex(entry.name, hash)) {
             found.conversations.emplace_back(name_space, hash);
         } else if (anonymous && is_folder && entry.name == names::quarantine) {
             has_quarantine = true;
-            const std::string path = names::join(folder, entry.name);
             if (status s = measure_tree(e, path, quarantine_bytes); !s.is_ok()) {
                 return s;
             }

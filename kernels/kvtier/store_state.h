@@ -11,6 +11,7 @@
 #include "kvtier/ram_tier.h"
 #include "kvtier/store.h"
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -69,6 +70,8 @@ struct name_space_state {
     bool     has_folders = false; // pages/ and anchors/
 };
 
+using learn_head = std::function<status(const std::vector<uint8_t> & head, uint64_t file_size)>;
+
 struct store_state {
     store_state(env & e, const store_options & o);
 
@@ -101,12 +104,15 @@ struct store_state {
     // store_recover.cpp: opening
     status recover();
     status scan_name_space(const key & name_space, struct scan_result & found);
-    void   scan_pages(const key & name_space, const std::string & folder, struct scan_result & found);
-    void   scan_anchors(const key & name_space, const std::string & folder, struct scan_result & found);
+    status list_finished(const std::string & folder, std::vector<dir_entry> & out);
+    bool   scan_file(const std::string & folder, const dir_entry & entry, uint16_t kind, const learn_head & learn);
+    void   scan_segment(const key & name_space, const std::string & folder, const dir_entry & entry, struct scan_result & found);
+    void   scan_anchor(const key & name_space, const std::string & folder, const dir_entry & entry, struct scan_result & found);
     void   scan_conversation(const key & name_space, uint64_t hash);
     void   scan_checkpoint(conversation & c, const std::string & folder, const dir_entry & entry);
     void   scan_index(conversation & c, const std::string & folder, const dir_entry & entry);
     void   count_foreign();
+    bool   is_own(const file_header & header, const key & name_space) const;
     void   refuse(const std::string & folder, const dir_entry & entry, const status & why);
     void   remove_unfinished(const std::string & folder, const dir_entry & entry);
     status read_head(const std::string & path, uint16_t kind, uint64_t & file_size, std::vector<uint8_t> & out) const;
