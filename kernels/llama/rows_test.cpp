@@ -138,8 +138,18 @@ static bytes folded(llama_context * ctx, llama_seq_id seq, uint32_t flags) {
     return res;
 }
 
+static bool append(llama_context * ctx, const std::vector<bytes> & pages, llama_seq_id seq) {
+    std::vector<llama_state_rows_block> blocks;
+    size_t size = 0;
+    for (const bytes & b : pages) {
+        blocks.push_back({ b.data(), b.size() });
+        size += b.size();
+    }
+    return llama_state_rows_append(ctx, blocks.data(), blocks.size(), seq) == size && size > 0;
+}
+
 static bool append(llama_context * ctx, const bytes & b, llama_seq_id seq) {
-    return llama_state_rows_append(ctx, b.data(), b.size(), seq) == b.size() && !b.empty();
+    return append(ctx, std::vector<bytes> { b }, seq);
 }
 
 static bool set_folded(llama_context * ctx, const bytes & b, llama_seq_id seq, int n) {
@@ -173,9 +183,7 @@ static bool put(llama_context * ctx, const saved & s, llama_seq_id seq, const by
         ok = ok && set_folded(ctx, fold, seq, n_prompt);
     }
     if (s.parts & LLAMA_STATE_PART_ROWS) {
-        for (const auto & b : s.pages) {
-            ok = ok && append(ctx, b, seq);
-        }
+        ok = ok && append(ctx, s.pages, seq);
     }
     if (!fold_first && (s.parts & LLAMA_STATE_PART_FOLDED)) {
         ok = ok && set_folded(ctx, fold, seq, n_prompt);
@@ -420,7 +428,13 @@ static void test(const options & o) {
         ok = append(f.get(), s.pages[0], 0);
         const bytes w = whole(f.get(), 0);
         ok = ok && !append(f.get(), s.pages[0], 0) && !append(f.get(), s.pages[2], 0) && !append(f.get(), s.pages[1], -1) &&
-             !append(f.get(), s.pages[1], 4) && !append(f.get(), s.pages[1], 1) && !append(f.get(), {}, 0);
+             !append(f.get(), s.pages[1], 4) && !append(f.get(), s.pages[1], 1) && !append(f.get(), bytes(), 0);
+        // several are taken together or not at all
+        bytes cut_off = s.pages[2];
+        cut_off.pop_back();
+        ok = ok && !append(f.get(), { s.pages[1], s.pages[1] }, 0) && !append(f.get(), { s.pages[1], s.pages[3] }, 0) &&
+             !append(f.get(), { s.pages[1], cut_off }, 0) && !append(f.get(), { s.pages[1], bytes() }, 0) &&
+             !append(f.get(), std::vector<bytes>(), 0);
         ok = ok && rows(f.get(), 0, 0, page_size + 1).empty() && rows(f.get(), 0, -1, 2).empty() && rows(f.get(), 0, 2, 2).empty() &&
              rows(f.get(), 0, 5, 3).empty() && rows(f.get(), 9, 0, 1).empty();
         for (options oo : { options { o.type == GGML_TYPE_F16 ? GGML_TYPE_Q8_0 : GGML_TYPE_F16, o.fa, o.unified }, options { o.type, !o.fa, o.unified } }) {

@@ -155,11 +155,12 @@ status sequence_store::put(llama_seq_id seq, const kvtier::loaded_state & state)
 status sequence_store::put_parts(llama_seq_id seq, const kvtier::loaded_state & state) const {
     const llama_pos n_tokens = static_cast<llama_pos>(state.n_tokens);
     if (parts & LLAMA_STATE_PART_ROWS) {
+        std::vector<llama_state_rows_block> rows;
         for (const kvtier::loaded_run & run : state.runs) {
-            if (llama_state_rows_append(ctx, run.data->data(), run.data->size(), seq) != run.data->size()) {
-                return status::miss("the context refuses the rows of tokens " + std::to_string(run.p0) + " to " +
-                                    std::to_string(run.p1));
-            }
+            rows.push_back({ run.data->data(), run.data->size() });
+        }
+        if (llama_state_rows_append(ctx, rows.data(), rows.size(), seq) == 0) {
+            return status::miss("the context refuses the rows of " + std::to_string(n_tokens) + " tokens");
         }
     }
     if (!folded()) {

@@ -10,8 +10,9 @@
 // a block for the window; another, where the first is flagged, for the rows just before it; upstream's recurrent state;
 // upstream's whole state, for memory that is neither (DeepSeek 4).
 //
-// Reading is in two steps. Everything is parsed against the live caches first, without touching them. When nothing is left to
-// go wrong, cells are taken, the data are parsed again with those cells, and the copies into tensors are made.
+// Reading is in two steps. Everything is parsed against the live caches first, without touching them, and the copies into
+// tensors are noted down. When nothing is left to go wrong, cells are taken and the copies are made. The folded part is
+// parsed once more in between: which cells it gets is known only when the ones it replaces are free.
 
 #include "state_rows.h"
 #include "state_rows_io.h"
@@ -30,6 +31,7 @@
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <numeric>
 #include <typeinfo>
 #include <vector>
 
@@ -166,7 +168,7 @@ struct llama_state_access {
         kv.state_write_data(io, cr);
     }
 
-    // A block that has been checked against its cache, short of free cells.
+    // What stands before the data of a block, checked against its cache.
     struct block {
         llama_pos p0;
         uint32_t  n;
@@ -179,12 +181,7 @@ struct llama_state_access {
     };
 
     // may: flags that this block may have, besides those it must
-    static block read_block(reader & io, llama_kv_cache & kv, llama_seq_id seq_id, uint32_t n_vocab, bool with_cells, uint32_t may = 0) {
-        check_settled(kv);
-
-        const uint32_t strm = kv.seq_to_stream[seq_id];
-        const uint32_t size = kv.v_cells[strm].size();
-
+    static block read_head(reader & io, const llama_kv_cache & kv, uint32_t n_vocab, bool with_cells, uint32_t may = 0) {
         block_header h;
         io.read(&h, sizeof(h));
         if (h.magic != BLOCK_MAGIC || h.version != BLOCK_VERSION) {
@@ -193,7 +190,7 @@ struct llama_state_access {
         if ((h.flags & ~may) != ((kv.has_cell_ext() ? BLOCK_EXT : 0) | (with_cells ? BLOCK_CELLS : 0))) {
             refuse("rows of another kind");
         }
-        if (h.n_rows == 0 || h.n_rows > size) {
+        if (h.n_rows == 0 || h.n_rows > kv.get_size()) {
             refuse("no rows, or more than the cache has cells");
         }
         if (h.p0 < 0 || h.p0 > std::numeric_limits<llama_pos>::max() - (llama_pos) h.n_rows) {
@@ -212,16 +209,23 @@ struct llama_state_access {
         if (with_cells) {
             b.wish = io.read_n<uint32_t>(b.n);
         }
-
-        // any cells will do to see whether the data fit
         b.data = io.here();
-        llama_kv_cache::slot_info any = slot(strm, b.n);
-        for (uint32_t i = 0; i < b.n; ++i) {
-            any.idxs[0][i] = i;
-        }
-        if (!kv.state_read_data(io, strm, b.n, any)) {
+        return b;
+    }
+
+    static void read_data(reader & io, llama_kv_cache & kv, const llama_kv_cache::slot_info & cells) {
+        if (!kv.state_read_data(io, cells.strm[0], cells.size(), cells)) {
             refuse("rows of another shape");
         }
+    }
+
+    // The whole block; its data fit the cache, and whether there are cells for them is left to be seen.
+    static block read_block(reader & io, llama_kv_cache & kv, llama_seq_id seq_id, uint32_t n_vocab, uint32_t may = 0) {
+        check_settled(kv);
+        block b = read_head(io, kv, n_vocab, true, may);
+        llama_kv_cache::slot_info any = slot(kv.seq_to_stream[seq_id], b.n);
+        std::iota(any.idxs[0].begin(), any.idxs[0].end(), 0);
+        read_data(io, kv, any);
         return b;
     }
 
@@ -249,22 +253,32 @@ struct llama_state_access {
         return true;
     }
 
-    // Gives the block its cells and notes down the copies into them; false when there is no room.
-    static bool place_block(reader & io, llama_kv_cache & kv, llama_seq_id seq_id, const block & b, bool as_wished) {
-        const uint32_t strm  = kv.seq_to_stream[seq_id];
-        auto         & cells = kv.v_cells[strm];
-
+    // Tokens as upstream hands them out to cells. Refers to seq_id.
+    static llama_ubatch make_ubatch(const llama_kv_cache & kv, llama_seq_id & seq_id, llama_pos p0, uint32_t n) {
         llama_batch_allocr balloc(kv.hparams.n_pos_per_embd());
 
-        llama_ubatch ubatch = balloc.ubatch_reserve(b.n, 1);
+        llama_ubatch ubatch = balloc.ubatch_reserve(n, 1);
         ubatch.seq_id_unq[0] = seq_id;
-        for (uint32_t i = 0; i < b.n; ++i) {
-            ubatch.pos     [i] = b.p0 + (llama_pos) i;
+        for (uint32_t i = 0; i < n; ++i) {
+            ubatch.pos     [i] = p0 + (llama_pos) i;
             ubatch.n_seq_id[i] = 1;
             ubatch.seq_id  [i] = &seq_id;
         }
+        return ubatch;
+    }
 
-        llama_kv_cache::slot_info sinfo = slot(strm, b.n);
+    // ext: of the cells from `first` on
+    static void set_ext(llama_kv_cache & kv, const llama_kv_cache::slot_info & sinfo, size_t first, const std::vector<llama_kv_cell_ext> & ext) {
+        for (size_t i = 0; i < ext.size(); ++i) {
+            kv.v_cells[sinfo.strm[0]].ext_set(sinfo.idxs[0][first + i], ext[i]);
+        }
+    }
+
+    // Gives the block its cells and notes down the copies into them; false when there is no room.
+    static bool place_block(reader & io, llama_kv_cache & kv, llama_seq_id seq_id, const block & b, bool as_wished) {
+        const llama_ubatch ubatch = make_ubatch(kv, seq_id, b.p0, b.n);
+
+        llama_kv_cache::slot_info sinfo = slot(kv.seq_to_stream[seq_id], b.n);
         if (as_wished) {
             sinfo.idxs[0] = b.wish;
         } else {
@@ -275,15 +289,54 @@ struct llama_state_access {
         }
 
         io.go_to(b.data);
-        if (!kv.state_read_data(io, strm, b.n, sinfo)) {
-            return false; // not after read_block
+        read_data(io, kv, sinfo);
+        kv.apply_ubatch(sinfo, ubatch);
+        set_ext(kv, sinfo, 0, b.ext);
+        return true;
+    }
+
+    // Rows of several blocks, each with a reader of its own, into cells that are found for all of them at once.
+    static void append_rows(std::vector<reader> & ios, llama_kv_cache & kv, llama_seq_id seq_id, uint32_t n_vocab) {
+        check_settled(kv);
+        const llama_pos p0 = kv.seq_pos_max(seq_id) + 1;
+
+        std::vector<block> blocks;
+        llama_pos p1 = p0;
+        for (reader & io : ios) {
+            blocks.push_back(read_head(io, kv, n_vocab, false));
+            if (blocks.back().p0 != p1) {
+                refuse("rows that do not begin where those before them end");
+            }
+            p1 += blocks.back().n;
+            if ((uint32_t) (p1 - p0) > kv.get_size()) {
+                refuse("more rows than the cache has cells");
+            }
+        }
+
+        const llama_ubatch ubatch = make_ubatch(kv, seq_id, p0, p1 - p0);
+        const llama_kv_cache::slot_info sinfo = kv.find_slot(ubatch, false);
+        if (sinfo.empty()) {
+            refuse("no free cells");
+        }
+
+        copies noted;
+        auto cell = sinfo.idxs[0].begin();
+        for (size_t i = 0; i < ios.size(); ++i) {
+            llama_kv_cache::slot_info own = slot(sinfo.strm[0], 0);
+            own.idxs[0].assign(cell, cell + blocks[i].n);
+            cell += blocks[i].n;
+            ios[i].note_copies(noted);
+            read_data(ios[i], kv, own);
+            if (!ios[i].at_end()) {
+                refuse("more data than rows");
+            }
         }
 
         kv.apply_ubatch(sinfo, ubatch);
-        for (uint32_t i = 0; i < (uint32_t) b.ext.size(); ++i) {
-            cells.ext_set(sinfo.idxs[0][i], b.ext[i]);
+        for (const block & b : blocks) {
+            set_ext(kv, sinfo, b.p0 - p0, b.ext);
         }
-        return true;
+        noted.make(copies::TO_TENSOR);
     }
 
     llama_pos rows_count(llama_seq_id seq_id) const {
@@ -466,28 +519,22 @@ size_t llama_state_rows_get(llama_context * ctx, uint8_t * dst, size_t size, lla
     return rows_write(__func__, ctx, writer(dst, size), seq_id, p0, p1);
 }
 
-size_t llama_state_rows_append(llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq_id) {
+size_t llama_state_rows_append(llama_context * ctx, const llama_state_rows_block * blocks, size_t n_blocks, llama_seq_id seq_id) {
     ctx->synchronize();
     return guarded(__func__, [&] {
         const llama_state_access mem(ctx);
-        if (!mem.rows) {
+        if (!mem.rows || n_blocks == 0) {
             return (size_t) 0;
         }
         mem.check_seq(ctx, seq_id);
 
-        reader io(src, size);
-        const auto b = mem.read_block(io, *mem.rows, seq_id, ctx->get_model().vocab.n_tokens(), false);
-        if (!io.at_end()) {
-            refuse("more data than rows");
+        std::vector<reader> ios;
+        size_t size = 0;
+        for (size_t i = 0; i < n_blocks; ++i) {
+            ios.emplace_back(blocks[i].data, blocks[i].size);
+            size += blocks[i].size;
         }
-        if (b.p0 != mem.rows->seq_pos_max(seq_id) + 1) {
-            refuse("rows that do not begin where the sequence ends");
-        }
-        io.note_copies();
-        if (!mem.place_block(io, *mem.rows, seq_id, b, false)) {
-            refuse("no free cells");
-        }
-        io.finish();
+        mem.append_rows(ios, *mem.rows, seq_id, ctx->get_model().vocab.n_tokens());
         return size;
     });
 }
@@ -518,13 +565,13 @@ size_t llama_state_folded_set(llama_context * ctx, const uint8_t * src, size_t s
         llama_state_access::block before {};
         if (mem.window) {
             const uint32_t n_vocab = ctx->get_model().vocab.n_tokens();
-            b = mem.read_block(io, *mem.window, seq_id, n_vocab, true, BLOCK_MORE);
+            b = mem.read_block(io, *mem.window, seq_id, n_vocab, BLOCK_MORE);
             if (b.p0 + (llama_pos) b.n != n_tokens) {
                 refuse("a window of another length");
             }
             mem.check_window(b.p0, n_tokens);
             if (b.more) {
-                before = mem.read_block(io, *mem.window, seq_id, n_vocab, true);
+                before = mem.read_block(io, *mem.window, seq_id, n_vocab);
                 if (before.p0 + (llama_pos) before.n != b.p0) {
                     refuse("rows that do not lead to the window");
                 }
@@ -538,10 +585,12 @@ size_t llama_state_folded_set(llama_context * ctx, const uint8_t * src, size_t s
             refuse("more data than state");
         }
 
-        io.note_copies();
+        copies noted;
+        io.note_copies(noted);
         try {
             if (mem.rest) {
                 mem.read_rest(io, seq_id, n_tokens);
+                noted.make(copies::TO_TENSOR); // the window is among them, at cells that its own copies may want
             }
             if (mem.window && !mem.place_window(io, seq_id, b, before)) {
                 refuse("no free cells in the window");
@@ -554,7 +603,7 @@ size_t llama_state_folded_set(llama_context * ctx, const uint8_t * src, size_t s
             mem.clear_folded(seq_id);
             throw;
         }
-        io.finish();
+        noted.make(copies::TO_TENSOR);
         return size;
     });
 }

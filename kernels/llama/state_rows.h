@@ -55,13 +55,20 @@ LLAMA_API size_t llama_state_rows_get(
                    llama_pos   p0,
                    llama_pos   p1);
 
-// Append rows that begin where the sequence's rows end. src holds exactly one result of llama_state_rows_get.
-// Returns size, or 0 and nothing has changed: malformed, another model or cache type, not the next position, no free cells.
+// Exactly one result of llama_state_rows_get.
+struct llama_state_rows_block {
+    const uint8_t * data;
+    size_t          size;
+};
+
+// Append rows: the first block begins where the sequence's rows end, each other one where the block before it ends.
+// Returns the bytes of all blocks, or 0 and nothing has changed: malformed, another model or cache type, not the next
+// position, no free cells. Many blocks in one call are faster than one after the other.
 LLAMA_API size_t llama_state_rows_append(
-        struct llama_context * ctx,
-               const uint8_t * src,
-                      size_t   size,
-                llama_seq_id   seq_id);
+                       struct llama_context * ctx,
+        const struct llama_state_rows_block * blocks,
+                                     size_t   n_blocks,
+                               llama_seq_id   seq_id);
 
 // Keep, besides the window, the rows that have left it and are not overwritten yet, so that the cells of the sequence are
 // laid out as they were: with it, evaluation after a restore into an empty context is bit for bit that of a process that

@@ -6,11 +6,13 @@
 #include "ggml-backend.h"
 #include "llama-io.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 namespace state_rows {
@@ -19,69 +21,107 @@ namespace state_rows {
     throw std::runtime_error(why);
 }
 
-// One copy between a tensor and host memory, noted down to be made later.
+// Copies between one tensor and host memory: n pieces that follow each other there, and lie stride apart in the tensor.
+// Transposed V is one short piece per element of a row.
 struct copy {
     ggml_tensor * tensor;
     size_t        offset;
     uint8_t     * host;
-    size_t        size;
+    size_t        size; // of a piece
+    size_t        n;
+    size_t        stride;
 };
-
-// Calls f(first copy, number of copies, stride in the tensor). Transposed V is one short copy per element of a row: most
-// backends do many equally spaced ones far faster together.
-template <typename F>
-void for_each_run(const copy * copies, size_t n_copies, const F & f) {
-    for (size_t i = 0, n; i < n_copies; i += n) {
-        const copy & a = copies[i];
-        size_t stride = 0;
-        for (n = 1; i + n < n_copies; ++n) {
-            const copy & b = copies[i + n];
-            if (b.tensor != a.tensor || b.size != a.size || b.host != a.host + n*a.size || b.offset <= a.offset) {
-                break;
-            }
-            if (n == 1) {
-                stride = b.offset - a.offset;
-            } else if (b.offset != a.offset + n*stride) {
-                break;
-            }
-        }
-        f(a, n, stride);
-    }
-}
 
 inline bool is_in_host_memory(const ggml_tensor * t) {
     return ggml_backend_buffer_is_host(t->view_src ? t->view_src->buffer : t->buffer);
 }
 
-// Makes all copies. Where both sides are host memory, two threads share them: one core alone does not fill the bus.
-template <typename F>
-void make_copies(const std::vector<copy> & copies, const F & f) {
-    size_t n_bytes = 0;
-    bool   shared  = true;
-    for (const copy & c : copies) {
-        n_bytes += c.size;
-        shared  &= is_in_host_memory(c.tensor);
+// Copies, noted down to be made together, in any order: no two may write to the same place.
+class copies {
+public:
+    enum direction { TO_HOST, TO_TENSOR };
+
+    void note(ggml_tensor * tensor, size_t offset, uint8_t * host, size_t size) {
+        if (!noted.empty()) {
+            copy & c = noted.back();
+            const bool follows = c.tensor == tensor && c.size == size && c.host + c.n*c.size == host;
+            if (follows && (c.n == 1 ? offset > c.offset : offset == c.offset + c.n*c.stride)) {
+                c.stride = c.n == 1 ? offset - c.offset : c.stride;
+                c.n++;
+                return;
+            }
+        }
+        noted.push_back({ tensor, offset, host, size, 1, 0 });
     }
-    size_t half = copies.size();
-    if (shared && n_bytes >= (1u << 20)) {
-        half = 0;
-        for (size_t done = 0; done < n_bytes/2; ++half) {
-            done += copies[half].size;
+
+    // Where all of it is host memory, two threads share the work: one core alone does not fill the bus.
+    void make(direction dir) {
+        size_t n_bytes = 0;
+        bool   shared  = true;
+        for (const copy & c : noted) {
+            n_bytes += c.n*c.size;
+            shared  &= is_in_host_memory(c.tensor);
+            GGML_ASSERT(c.offset + (c.n - 1)*c.stride + c.size <= ggml_nbytes(c.tensor));
+        }
+        std::sort(noted.begin(), noted.end(), [](const copy & a, const copy & b) {
+            return std::tie(a.tensor, a.offset) < std::tie(b.tensor, b.offset);
+        });
+        const copy * end  = noted.data() + noted.size();
+        const copy * half = end;
+        if (shared && n_bytes >= (1u << 20)) {
+            half = noted.data();
+            for (size_t done = 0; done < n_bytes/2; ++half) {
+                done += half->n*half->size;
+            }
+        }
+        std::thread other;
+        if (half != end) {
+            try {
+                other = std::thread(make_some, half, end, dir);
+            } catch (const std::system_error &) { // no more threads: cells are taken already, so the copies must be made
+                half = end;
+            }
+        }
+        make_some(noted.data(), half, dir);
+        if (other.joinable()) {
+            other.join();
+        }
+        noted.clear();
+    }
+
+private:
+    static void make_some(const copy * c, const copy * end, direction dir) {
+        while (c != end) {
+            const copy * first = c++;
+            if (!is_in_host_memory(first->tensor)) {
+                // most backends do many equally spaced ones far faster together
+                if (dir == TO_TENSOR) {
+                    ggml_backend_tensor_set_2d(first->tensor, first->host, first->offset, first->size, first->n, first->stride, first->size);
+                } else {
+                    ggml_backend_tensor_get_2d(first->tensor, first->host, first->offset, first->size, first->n, first->stride, first->size);
+                }
+                continue;
+            }
+            // Rows of several blocks that lie beside each other in the tensor: in the order of the tensor's memory.
+            while (c != end && c->tensor == first->tensor && c->n == first->n && c->stride == first->stride) {
+                ++c;
+            }
+            for (size_t i = 0; i < first->n; ++i) {
+                for (const copy * b = first; b != c; ++b) {
+                    uint8_t * there = (uint8_t *) b->tensor->data + b->offset + i*b->stride;
+                    uint8_t * here  = b->host + i*b->size;
+                    if (dir == TO_TENSOR) {
+                        memcpy(there, here, b->size);
+                    } else {
+                        memcpy(here, there, b->size);
+                    }
+                }
+            }
         }
     }
-    std::thread other;
-    if (half < copies.size()) {
-        try {
-            other = std::thread([&, from = half] { for_each_run(copies.data() + from, copies.size() - from, f); });
-        } catch (const std::system_error &) { // no more threads: cells are taken already, so the copies must be made
-            half = copies.size();
-        }
-    }
-    for_each_run(copies.data(), half, f);
-    if (other.joinable()) {
-        other.join();
-    }
-}
+
+    std::vector<copy> noted;
+};
 
 class writer : public llama_io_write_i {
 public:
@@ -95,17 +135,13 @@ public:
 
     void write_tensor(ggml_tensor * tensor, size_t offset, size_t n) override {
         if (uint8_t * p = take(n)) {
-            copies.push_back({ tensor, offset, p, n });
+            noted.note(tensor, offset, p, n);
         }
     }
 
     size_t n_bytes() override { return done; }
 
-    void finish() {
-        make_copies(copies, [](const copy & c, size_t n, size_t stride) {
-            ggml_backend_tensor_get_2d(c.tensor, c.host, c.offset, c.size, n, stride, c.size);
-        });
-    }
+    void finish() { noted.make(copies::TO_HOST); }
 
 private:
     uint8_t * take(size_t n) {
@@ -120,8 +156,7 @@ private:
     uint8_t * dst;
     size_t    size;
     size_t    done = 0;
-
-    std::vector<copy> copies;
+    copies    noted;
 };
 
 class reader : public llama_io_read_i {
@@ -134,8 +169,8 @@ public:
 
     void read_tensor(ggml_tensor * tensor, size_t offset, size_t n) override {
         const uint8_t * p = take(n);
-        if (noting) {
-            copies.push_back({ tensor, offset, const_cast<uint8_t *>(p), n });
+        if (to) {
+            to->note(tensor, offset, const_cast<uint8_t *>(p), n);
         }
     }
 
@@ -153,15 +188,9 @@ public:
     void go_to(size_t place) { done = place; }
 
     // from here on, the copies are to be made
-    void note_copies() { noting = true; }
+    void note_copies(copies & in) { to = &in; }
 
     bool at_end() const { return done == size; }
-
-    void finish() {
-        make_copies(copies, [](const copy & c, size_t n, size_t stride) {
-            ggml_backend_tensor_set_2d(c.tensor, c.host, c.offset, c.size, n, stride, c.size);
-        });
-    }
 
 private:
     const uint8_t * take(size_t n) {
@@ -175,10 +204,8 @@ private:
 
     const uint8_t * src;
     size_t          size;
-    size_t          done   = 0;
-    bool            noting = false;
-
-    std::vector<copy> copies;
+    size_t          done = 0;
+    copies        * to   = nullptr;
 };
 
 } // namespace state_rows

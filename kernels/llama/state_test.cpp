@@ -357,6 +357,7 @@ static void bench(const settings & opt, llama_model * model) {
     double upstream_ram = 1e9, upstream_file = 1e9, ram_total = 1e9, files_read = 1e9, files_total = 1e9;
     for (int i = 0; i < n_rounds; i++) {
         const auto through = [&](llama_run::sequence_store & store, double & read, double & total) {
+            llama_memory_seq_rm(llama_get_memory(ctx.get()), 0, -1, -1);
             kvtier::loaded_state state;
             const double reading = seconds([&] {
                 check(store.read(store.find({}, tokens, tokens.size()), tokens, state), "read");
