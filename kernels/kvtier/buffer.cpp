@@ -1,34 +1,57 @@
 #include "kvtier/buffer.h"
 
+#include <algorithm>
 #include <list>
 #include <mutex>
+#include <new>
 #include <utility>
+
+#include <sys/mman.h>
 
 namespace kvtier {
 
 namespace {
 
+using memory = buffer::memory;
+
 // The allocator is as good for anything smaller.
 constexpr size_t min_kept = size_t(1) << 20;
 
+// Large ones are laid out so that the system can back them with huge pages.
+constexpr size_t huge_page = size_t(2) << 20;
+
+memory allocate(size_t size) {
+    const size_t alignment = size < huge_page ? alignof(std::max_align_t) : huge_page;
+    void *       bytes     = nullptr;
+    if (::posix_memalign(&bytes, alignment, std::max<size_t>(size, 1)) != 0) {
+        throw std::bad_alloc();
+    }
+#if defined(MADV_HUGEPAGE)
+    if (size >= huge_page) {
+        ::madvise(bytes, size - size % huge_page, MADV_HUGEPAGE); // only a hint
+    }
+#endif
+    return memory(static_cast<uint8_t *>(bytes));
+}
+
 class recycler {
 public:
-    std::unique_ptr<uint8_t[]> take(size_t size) {
+    memory take(size_t size) {
         if (size >= min_kept) {
             std::lock_guard<std::mutex> guard(mu);
             for (auto it = idle.rbegin(); it != idle.rend(); ++it) {
                 if (it->first == size) {
-                    std::unique_ptr<uint8_t[]> found = std::move(it->second);
+                    memory found = std::move(it->second);
                     idle.erase(std::next(it).base());
                     idle_size -= size;
                     return found;
                 }
             }
         }
-        return std::unique_ptr<uint8_t[]>(new uint8_t[size]);
+        return allocate(size);
     }
 
-    void give(std::unique_ptr<uint8_t[]> bytes, size_t size) {
+    void give(memory bytes, size_t size) {
         if (size < min_kept) {
             return;
         }
@@ -47,9 +70,9 @@ public:
     }
 
 private:
-    std::mutex                                               mu;
-    std::list<std::pair<size_t, std::unique_ptr<uint8_t[]>>> idle; // longest unused first
-    size_t                                                   idle_size = 0;
+    std::mutex                           mu;
+    std::list<std::pair<size_t, memory>> idle; // longest unused first
+    size_t                               idle_size = 0;
 };
 
 // Never destroyed: buffers may outlive static objects.

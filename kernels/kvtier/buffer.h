@@ -4,12 +4,13 @@
 // without a copy and without a lock. The memory is not zeroed first: pages are megabytes and always filled whole.
 //
 // Memory that the system hands out for the first time costs a page fault for every 4 KiB, which takes several times as
-// long as reading those bytes from a warm page cache. Freed buffers are therefore kept for the next one of their size, up
-// to max_idle_bytes in the whole process.
+// long as reading those bytes from a warm page cache. Large buffers therefore ask for huge pages, and freed ones are kept
+// for the next one of their size, up to max_idle_bytes in the whole process.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 
 namespace kvtier {
@@ -31,9 +32,14 @@ public:
     // Freed memory that waits for the next buffer.
     static size_t idle_bytes();
 
+    struct free_memory {
+        void operator()(uint8_t * bytes) const { std::free(bytes); }
+    };
+    using memory = std::unique_ptr<uint8_t[], free_memory>;
+
 private:
-    std::unique_ptr<uint8_t[]> bytes;
-    size_t                     n;
+    memory bytes;
+    size_t n;
 };
 
 using blob = std::shared_ptr<const buffer>;

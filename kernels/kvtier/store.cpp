@@ -161,8 +161,8 @@ struct read_task {
     status              result = status::ok();
 };
 
-constexpr uint64_t max_task_bytes = uint64_t(16) << 20; // large enough for any disk, small enough to share out
-constexpr size_t   read_bytes     = size_t(1) << 20;    // checked while it is still in the processor's cache
+constexpr uint64_t max_task_bytes = uint64_t(8) << 20; // large enough for any disk, small enough to share out evenly
+constexpr size_t   read_bytes     = size_t(256) << 10; // checked while it is still in the core's own cache
 
 // Fills the buffer from the file and checks it on the way.
 status read_verified(const readable_file & file, const std::string & path, uint64_t offset, buffer & out, uint64_t expected) {
@@ -280,8 +280,10 @@ status store::load(const match & m, const token * tokens, size_t n_tokens, loade
             }
         }
     };
+    // More threads than cores would be in each other's way: what is not in memory yet, will_need fetches without them.
+    const size_t n_threads = std::min(s.options.n_read_threads, std::max(2u, std::thread::hardware_concurrency()));
     std::vector<std::thread> helpers;
-    for (size_t i = 1; i < std::min<size_t>(tasks.size(), s.options.n_read_threads); i++) {
+    for (size_t i = 1; i < std::min(tasks.size(), n_threads); i++) {
         helpers.emplace_back(work);
     }
     work();
