@@ -33,6 +33,7 @@ void state_cache::close() {
     {
         std::lock_guard<std::mutex> guard(mu);
         std::swap(closing, open_);
+        why_off = closing ? "closed while the server sleeps: the next request wakes both" : why_off;
     }
     if (closing) {
         closing->close();
