@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 pytest_plugins = ["server_fixtures", "cache_server"]
@@ -10,5 +12,6 @@ pytest_plugins = ["server_fixtures", "cache_server"]
 @pytest.fixture(autouse=True)
 def isolated_user(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
-    for name in ("LLAMA_RUN_HOME", "LLAMA_API_KEY", "LLAMA_ARG_CACHE_SSD", "CXX"):
-        monkeypatch.delenv(name, raising=False)
+    for name in list(os.environ):
+        if name in ("LLAMA_RUN_HOME", "LLAMA_API_KEY", "CXX") or name.startswith("LLAMA_ARG_") or "_OVERRIDE" in name:
+            monkeypatch.delenv(name)

@@ -13,6 +13,7 @@ import click
 from pyrun import console
 from pyrun.cli.build import build_command
 from pyrun.cli.cache import cache_group
+from pyrun.cli.doctor import doctor_command
 from pyrun.cli.models import print_models
 from pyrun.cli.server import ServerOptions, run_server
 from pyrun.errors import UserError
@@ -129,6 +130,7 @@ def cli(
 
 cli.add_command(build_command)
 cli.add_command(cache_group)
+cli.add_command(doctor_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,211 @@
+"""Reading a machine: the one module here that touches files and runs programs.
+
+Nothing is decided here, so that a recorded snapshot tells everything. A program that is missing, fails or hangs is the
+same as one that says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pyrun.machine.snapshot import Snapshot
+
+TIMEOUT_SECONDS = 5.0
+MAX_FILE_BYTES = 1 << 20
+
+READ = (
+    "/etc/os-release",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/cmdline",
+    "/sys/class/dmi/id/product_name",
+    "/sys/fs/cgroup/cpu.max",
+    "/sys/fs/cgroup/memory.max",
+    "/sys/module/ttm/parameters/pages_limit",
+    "/sys/class/kfd/kfd/topology/nodes/*/properties",
+    *(
+        f"/sys/class/drm/card[0-9]*/device/{name}"
+        for name in ("vendor", "device", "uevent", "mem_info_vram_total", "mem_info_gtt_total")
+    ),
+    *(f"/sys/class/power_supply/*/{name}" for name in ("type", "online", "status", "capacity", "scope")),
+)
+
+# Looked for, and not read. The ROCm libraries have one file per chip, which says what the bundle was built for.
+LOOK_FOR = (
+    "/dev/kfd",
+    "/dev/dri/renderD*",
+    "/usr/share/vulkan/icd.d/*.json",
+    "/etc/vulkan/icd.d/*.json",
+    "/usr/include/vulkan/vulkan.h",
+    "/usr/local/include/vulkan/vulkan.h",
+    "/usr/lib*/libvulkan.so",
+    "/usr/lib/*/libvulkan.so",
+    "/usr/share/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake",
+    "/usr/lib*/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake",
+    "/usr/lib/*/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake",
+    "/usr/local/*/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake",
+    *(
+        f"{root}/{name}"
+        for root in ("/opt/rocm/lib", "/opt/rocm-*/lib", "/usr/lib*", "/usr/lib/*")
+        for name in ("cmake/hipblas/hipblas-config.cmake", "rocblas/library/TensileLibrary_lazy_gfx*.dat")
+    ),
+)
+DEVICES = ("/dev/kfd", "/dev/dri/renderD*")
+
+# Name -> where it may lie apart from PATH.
+PROGRAMS = {
+    "c++": (),
+    "g++": (),
+    "clang++": (),
+    "ccache": (),
+    "glslc": (),
+    "vulkaninfo": (),
+    "hipcc": ("/opt/rocm/bin",),
+    "amd-smi": ("/opt/rocm/bin",),
+    "rocm-smi": ("/opt/rocm/bin",),
+    "nvidia-smi": ("/usr/lib/wsl/lib",),
+    "nvcc": ("/usr/local/cuda/bin", "/opt/cuda/bin"),
+    "sysctl": ("/usr/sbin", "/sbin"),
+}
+
+APPLE_KEYS = (
+    "machdep.cpu.brand_string",
+    "hw.model",
+    "hw.memsize",
+    "hw.physicalcpu",
+    "hw.logicalcpu",
+    "hw.perflevel0.physicalcpu",
+    "hw.optional.arm.FEAT_DotProd",
+    "hw.optional.arm.FEAT_I8MM",
+    "iogpu.wired_limit_mb",
+)
+
+# Question -> the program and its arguments.
+GPU_QUESTIONS = {
+    "amd-smi": ("amd-smi", "static", "--asic"),
+    "rocm-smi": ("rocm-smi", "--showproductname"),
+    "nvidia-smi": ("nvidia-smi", "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv"),
+    "vulkaninfo": ("vulkaninfo", "--summary"),
+}
+APPLE_QUESTIONS = {
+    "sysctl": ("sysctl", *APPLE_KEYS),
+    "pmset": ("pmset", "-g", "batt"),
+}
+
+# The overrides of describe.py, and where libraries may be.
+VARIABLES = (
+    "LLAMA_GFX_VERSION_OVERRIDE",
+    "LLAMA_GFX_ARCH_OVERRIDE",
+    "LLAMA_CPU_ISA_OVERRIDE",
+    "LLAMA_HARDWARE_TIER_OVERRIDE",
+    "HSA_OVERRIDE_GFX_VERSION",
+)
+
+Runner = Callable[[Sequence[str]], str | None]
+Finder = Callable[[str], str | None]
+
+
+def run_command(command: Sequence[str]) -> str | None:
+    """What the program prints; None when it cannot be run, fails or takes too long."""
+    try:
+        done = subprocess.run(
+            list(command), capture_output=True, timeout=TIMEOUT_SECONDS, stdin=subprocess.DEVNULL, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # sysctl fails when one of many keys is unknown, and answers the others all the same.
+    if done.returncode != 0 and Path(command[0]).name != "sysctl":
+        return None
+    return done.stdout.decode("utf-8", "replace")
+
+
+def probe(
+    root: Path = Path("/"),
+    run: Runner = run_command,
+    find: Finder = shutil.which,
+    environment: Mapping[str, str] | None = None,
+    *,
+    gpus: bool = True,
+    system: str | None = None,
+    arch: str | None = None,
+) -> Snapshot:
+    """Reads the machine below root. Without gpus, no program is asked about graphics cards, which may take a second."""
+    system = system or platform.system()
+    environment = os.environ if environment is None else environment
+    programs = {name: path for name in PROGRAMS if (path := _find(root, name, find))}
+    questions = {**(GPU_QUESTIONS if gpus else {}), **(APPLE_QUESTIONS if system == "Darwin" else {})}
+    found = {name: path for pattern in LOOK_FOR for name, path in _glob(root, pattern)}
+    return Snapshot(
+        system=system,
+        arch=arch or platform.machine(),
+        files={name: text for pattern in READ for name, path in _glob(root, pattern) if (text := _read(path))},
+        paths=frozenset(found),
+        usable=frozenset(
+            name for pattern in DEVICES for name, path in _glob(root, pattern) if os.access(path, os.R_OK | os.W_OK)
+        ),
+        programs=programs,
+        outputs=_ask(questions, programs, run),
+        environment={name: environment[name] for name in VARIABLES if environment.get(name)},
+        memlock=_memlock(),
+        cpus=_cpus(),
+    )
+
+
+def _ask(questions: Mapping[str, tuple[str, ...]], programs: Mapping[str, str], run: Runner) -> dict[str, str]:
+    """All at once: each may take a while to wake its driver."""
+    asked = {
+        name: (programs.get(command[0], command[0]), *command[1:])
+        for name, command in questions.items()
+        if command[0] in programs or command[0] not in PROGRAMS
+    }
+    if not asked:
+        return {}
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = dict(zip(asked, pool.map(run, asked.values()), strict=True))
+    return {name: answer for name, answer in answers.items() if answer}
+
+
+def _glob(root: Path, pattern: str) -> list[tuple[str, Path]]:
+    """The paths below root that match, each with its name as seen from there."""
+    relative = pattern.lstrip("/")
+    if not any(mark in relative for mark in "*["):
+        path = root / relative
+        return [(pattern, path)] if path.exists() else []
+    return [("/" + path.relative_to(root).as_posix(), path) for path in sorted(root.glob(relative))]
+
+
+def _read(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+
+
+def _find(root: Path, name: str, find: Finder) -> str | None:
+    found = find(name)
+    if found:
+        return found
+    for folder in PROGRAMS[name]:
+        path = root / folder.lstrip("/") / name
+        if os.access(path, os.X_OK):
+            return str(path)
+    return None
+
+
+def _memlock() -> int | None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
