@@ -42,7 +42,7 @@ class Invocation:
     help="Serve MODEL: a path, a name in models/, or a unique part of one. Without MODEL: the only one there, else a "
     "small built-in default.",
 )
-@click.option("--list-models", is_flag=True, help="List the models in models/.")
+@click.option("--list-models", is_flag=True, help="List the models in models/: what they are, and whether they fit.")
 @click.option(
     "--download",
     metavar="NAME",
@@ -59,7 +59,7 @@ class Invocation:
     show_default=True,
     help="Port to listen on.",
 )
-@click.option("--ctx", type=click.IntRange(min=1), help="Context size in tokens (default: the model's own).")
+@click.option("--ctx", type=click.IntRange(min=1), help="Context size in tokens (default: what suits it).")
 @click.option(
     "--cache-ssd",
     metavar="DIR",
@@ -69,6 +69,8 @@ class Invocation:
 )
 @click.option("--no-cache-ssd", is_flag=True, help="Keep no state on disk: RAM only, as upstream does.")
 @click.option("--no-build", is_flag=True, help="Start what is built, without looking whether it is up to date.")
+@click.option("--noauto", is_flag=True, help="Leave every setting to you and llama-server's defaults; refuse nothing.")
+@click.option("--print-profile", is_flag=True, help="Explain the settings that --server would choose, and stop.")
 @click.option("--dry-run", is_flag=True, help="Print the server command and stop.")
 @click.version_option(version(), prog_name="llama-run")
 @click.pass_context
@@ -86,6 +88,8 @@ def cli(
     cache_ssd: Path | None,
     no_cache_ssd: bool,
     no_build: bool,
+    noauto: bool,
+    print_profile: bool,
     dry_run: bool,
 ) -> None:
     """A local LLM server whose prompt is never evaluated twice."""
@@ -102,8 +106,12 @@ def cli(
         raise click.UsageError("--quant and --mmproj go with --download")
     if download is not None and (model is not None or list_models):
         raise click.UsageError("--download goes alone; start the model afterwards, with --server")
+    if print_profile and model is None:
+        raise click.UsageError("--print-profile goes with --server")
+    if print_profile and noauto:
+        raise click.UsageError("--noauto leaves no profile to print")
     if list_models:
-        print_models(find_home())
+        print_models(find_home(), backend)
     elif download is not None:
         from pyrun.cli.download import run_download  # its libraries take longer to load than all others together
 
@@ -120,6 +128,8 @@ def cli(
             cache=cache_ssd,
             no_cache=no_cache_ssd,
             build=not no_build,
+            auto=not noauto,
+            print_profile=print_profile,
             dry_run=dry_run,
             extra=extra.extra,
         )

@@ -1,25 +1,100 @@
-"""`llama-run --list-models`."""
+"""`llama-run --list-models` and `--print-profile`."""
 
 from __future__ import annotations
 
-from rich.table import Table
+import os
+
+import click
 
 from pyrun import console
+from pyrun.errors import UserError
 from pyrun.home import Home
-from pyrun.models.find import list_models
+from pyrun.machine.describe import GIB, Machine, describe
+from pyrun.machine.probe import probe
+from pyrun.models.gguf import BrokenModelError
+from pyrun.models.look import Seen, companions, see_models
+from pyrun.models.profile import Profile, Wishes, choose_profile
+
+NUMBERS = (2, 4)  # columns that are aligned at the right
 
 
-def print_models(home: Home) -> None:
-    models = list_models(home)
-    if not models:
+def machine_for(backend: str) -> Machine:
+    """Programs that ask graphics cards take a moment; they are run only where the answer matters."""
+    return describe(probe(gpus=backend != "cpu", environment=os.environ))
+
+
+def print_models(home: Home, backend: str) -> None:
+    seen = see_models(home)
+    extra = companions(home, seen)
+    seen = [one for one in seen if one.model.path not in extra]
+    if not seen:
         console.say(
             f"{home.models} is empty; `llama-run --download` gets a model, `llama-run --server` a small default"
         )
-        return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("model")
-    table.add_column("size", justify="right")
-    table.add_column("file")
-    for model in models:
-        table.add_row(model.name, f"{model.size / 1e9:.2f} GB", str(model.path.relative_to(home.models)))
-    console.out.print(table)
+    else:
+        machine = machine_for(backend)
+        rows: list[tuple[str, ...]] = [("model", "architecture", "size", "quant", "context", "fits")]
+        rows += [_row(one, machine, backend) for one in seen]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        for row in rows:
+            cells = [cell.rjust(widths[i]) if i in NUMBERS else cell.ljust(widths[i]) for i, cell in enumerate(row)]
+            click.echo("  ".join(cells).rstrip())
+    for path in extra:
+        name = str(path.relative_to(home.models))
+        click.echo(f"companion of a model: {name} ({console.size(path.stat().st_size)})")
+
+
+def _row(one: Seen, machine: Machine, backend: str) -> tuple[str, ...]:
+    size = console.size(one.model.size)
+    name = one.model.name.encode("utf-8", "replace").decode()
+    if one.facts is None:
+        return name, "-", size, "-", "-", f"broken: {_short(one.problem)}"
+    facts = one.facts
+    context = f"{facts.context:,}" if facts.context else "?"
+    return name, facts.architecture, size, facts.quantisation, context, _fits(one, machine, backend)
+
+
+def _short(problem: UserError | None) -> str:
+    if isinstance(problem, BrokenModelError):
+        return problem.reason
+    return problem.message if problem else ""
+
+
+def _fits(one: Seen, machine: Machine, backend: str) -> str:
+    assert one.facts is not None
+    try:
+        profile = choose_profile(one.facts, machine, backend, Wishes({}, {}))
+    except UserError:
+        return f"no: larger than the memory of this machine ({machine.ram / GIB:.0f} GiB of RAM)"
+    context = profile.value("context")
+    return f"yes, with {int(context):,} tokens" if context else "not known"
+
+
+def print_profile(profile: Profile) -> None:
+    facts = profile.facts
+    click.echo(f"{facts.name}: {facts.architecture}, {facts.kind}, {facts.quantisation}, {console.size(facts.size)}")
+    click.echo(f"known from: {facts.source}")
+    if facts.source == "metadata":
+        placed = f", {profile.memory.gpu / GIB:.1f} of them for graphics" if profile.memory.gpu else ""
+        click.echo(
+            f"takes {profile.need.total / GIB:.2f} GiB ({profile.need}) of {profile.memory.both / GIB:.1f} "
+            f"({profile.memory.text}){placed}"
+        )
+    width = max(len(s.name) for s in profile.settings)
+    values = max(len(s.value) for s in profile.settings)
+    for setting in profile.settings:
+        click.echo(f"  {setting.name:{width}}  {setting.value:{values}}  {setting.why}")
+    click.echo(f"flags: {' '.join(_all_flags(profile))}")
+
+
+def summary_of(profile: Profile) -> str:
+    """context 65536, k cache q8_0, gpu layers all; takes 21.1 of 27.8 GiB"""
+    shown = ("context", "k cache", "ubatch", "gpu layers", "experts in RAM", "threads")
+    chosen = ", ".join(f"{s.name} {s.value}" for s in profile.settings if s.name in shown)
+    if profile.facts.source != "metadata":
+        return chosen
+    return f"{chosen}; takes {profile.need.total / GIB:.1f} of {profile.memory.both / GIB:.1f} GiB"
+
+
+def _all_flags(profile: Profile) -> list[str]:
+    return [word for setting in profile.settings for word in setting.flags]

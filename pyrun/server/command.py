@@ -24,6 +24,7 @@ class ServerSettings:
     cache: str | None = None  # the folder of the SSD cache; None: the flag is left out
     chat_template: Path | None = None  # where the model's own does not do
     web_page: Path | None = None  # a folder to serve at /, where upstream's page is not built in
+    profile: tuple[str, ...] = ()  # flags that suit the model and the machine
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
 
     @property
@@ -44,7 +45,7 @@ def server_command(settings: ServerSettings) -> list[str]:
         command += ["--chat-template-file", str(settings.chat_template)]
     if settings.web_page is not None:
         command += ["--path", str(settings.web_page)]
-    return [*command, *settings.extra]
+    return [*command, *settings.profile, *settings.extra]
 
 
 def choose_cache(

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
+from fakes.models import gguf_bytes
 from helpers import ROOT, is_running, wait_until
 from server_fixtures import Server, StartServer
 
@@ -103,8 +104,9 @@ def test_wrong_server_flag_is_tried_again_and_again(start_server: StartServer) -
     assert time.monotonic() - started < 30
 
 
-def test_file_that_is_no_model_is_not_explained(start_server: StartServer, tmp_path: Path) -> None:
-    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + os.urandom(1000))
-    server = start_server(tmp_path / "broken.gguf", ready=False)
+def test_model_that_the_server_refuses_is_not_explained(start_server: StartServer, tmp_path: Path) -> None:
+    """A file that is whole and says nonsense: we cannot know, the server does."""
+    (tmp_path / "odd.gguf").write_bytes(gguf_bytes({"general.architecture": "abacus"}))
+    server = start_server(tmp_path / "odd.gguf", ready=False)
     assert server.launcher.wait(60) == 1
-    assert "llama-server did not start" in server.said() and "broken.gguf" in server.said()
+    assert "llama-server did not start" in server.said() and "odd.gguf" in server.said()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from pathlib import Path
 
 import pytest
+from fakes.models import gguf_bytes
 from helpers import ROOT
 
 from pyrun.cli.main import main
@@ -52,6 +54,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ("--server --dry-run -- --cache-ram 100", "--cache-ssd {root}/kv-cache"),
         ("--server --dry-run -- --temp 0.5 -c 7", " --temp 0.5 -c 7\n"),
         ("--server -- --dry-run", None),  # belongs to llama-server: not ours
+        ("--server --print-profile", "known from: file name"),  # it is not fetched yet
+        ("doctor --no-disk", "backend: "),
+        ("doctor --no-disk --json", '"recommended_backend": {{'),
         ("--version", "llama-run, version "),
         ("--help", "--server [MODEL]"),
         ("", "--server [MODEL]"),
@@ -92,6 +97,8 @@ def test_arguments_are_lost(
         ("--server missing --dry-run", 1, "error: no model is called 'missing'"),
         ("--server /no/such.gguf --dry-run", 1, "error: there is no file /no/such.gguf"),
         ("--server build", 1, "error: no model is called 'build'"),
+        ("--print-profile", 2, "--print-profile goes with --server"),
+        ("--server --print-profile --noauto", 2, "--noauto leaves no profile to print"),
         ("--list-models build", 2, "do not go with `build`"),
         ("build -- x", 2, "words behind `--` are for llama-server"),
         ("build --into x", 2, "--into goes with --export-patches"),
@@ -205,13 +212,86 @@ def test_open_server_without_a_key_is_not_warned_about(clone: Path, capsys: pyte
 
 
 def test_one_of_several_models_is_guessed(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (clone / "models" / "a.gguf").write_bytes(b"x")
+    (clone / "models" / "a.gguf").write_bytes(gguf_bytes())
     code, out, err = run(capsys, "--server", "--dry-run")
     assert code == 0 and "/models/a.gguf" in out and "the only model" in err
-    (clone / "models" / "b.gguf").write_bytes(b"x")
+    (clone / "models" / "b.gguf").write_bytes(gguf_bytes())
     code, _, err = run(capsys, "--server", "--dry-run")
     assert code == 1 and "there are several models" in err and "hint: llama-run --server a" in err
-    assert run(capsys, "--list-models")[1].splitlines()[1].split() == ["a", "0.00", "GB", "a.gguf"]
+
+
+def test_list_of_models_leaves_something_out(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = gguf_bytes()
+    for name, data in {
+        "a-Q4_K_M.gguf": gguf_bytes({"llama.context_length": 8192}),
+        "cut.gguf": whole[:-1],
+        "page.gguf": b"<!DOCTYPE html>" + b" " * 100,
+        "mmproj-a-F16.gguf": whole,
+        "vision.gguf": gguf_bytes({"general.architecture": "clip"}),
+        **{f"set-{n:05d}-of-00005.gguf": whole for n in (1, 2, 4, 5)},
+        **{f"two-{n:05d}-of-00002.gguf": whole for n in (1, 2)},
+    }.items():
+        (clone / "models" / name).write_bytes(data)
+    code, out, err = run(capsys, "--list-models")
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines()}
+    assert code == 0 and err == ""
+    assert lines["a-Q4_K_M"] == f"llama {size(len(whole))} Q4_K_M 8,192 yes, with 8,192 tokens"
+    assert lines["two"] == f"llama {size(2 * len(whole))} F32 4,096 yes, with 4,096 tokens"
+    assert f"broken: is cut off: {len(whole) - 1:,} of {len(whole):,} bytes are there" in lines["cut"]
+    assert "broken: is a web page, not a GGUF file" in lines["page"]
+    assert "missing part 3 of 5" in lines["set"] and "set-00003-of-00005.gguf" in lines["set"]
+    assert "companion of a model: mmproj-a-F16.gguf" in out and "companion of a model: vision.gguf" in out
+    assert len(out.splitlines()) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("cut", gguf_bytes()[:-1], "cut.gguf: is cut off:"),
+        ("text", b"no model" * 10, "text.gguf: is not a GGUF file"),
+        ("set-00002-of-00003", gguf_bytes(), "set is incomplete; missing parts in"),
+        ("vision", gguf_bytes({"general.architecture": "clip"}), "is a companion of a model (clip), not a model"),
+    ],
+)
+@pytest.mark.parametrize("flags", [(), ("--noauto",)])
+def test_broken_model_is_started(
+    clone: Path, capsys: pytest.CaptureFixture[str], name: str, data: bytes, expected: str, flags: tuple[str, ...]
+) -> None:
+    (clone / "models" / f"{name}.gguf").write_bytes(data)
+    for wanted in (f"models/{name}.gguf", ""):  # by its path, and as the only one there is
+        code, _, err = run(capsys, "--server", *([wanted] if wanted else []), "--no-build", *flags)
+        assert code == 1 and expected in err and "hint: " in err
+        assert "not built" not in err  # said before anything is built
+
+
+def test_profile_is_not_explained(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (clone / "models" / "a.gguf").write_bytes(gguf_bytes())
+    code, out, _ = run(capsys, "--server", "--print-profile", "--", "-b", "99")
+    assert code == 0 and "a: llama, dense, F32" in out and "known from: metadata" in out
+    assert re.search(r"context +4096 +all that the model was trained for", out)
+    assert "--ctx-size 4096" in out.splitlines()[-1]
+
+
+def test_noauto_decides_something(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (clone / "models" / "a.gguf").write_bytes(gguf_bytes())
+    _, auto, _ = run(capsys, "--server", "--dry-run")
+    _, plain, _ = run(capsys, "--server", "--dry-run", "--noauto")
+    assert "--ctx-size 4096" in auto and "--threads" in auto
+    assert "--ctx-size" not in plain and "--threads" not in plain
+    assert "--ctx-size 77" in run(capsys, "--server", "--dry-run", "--noauto", "--ctx", "77")[1]
+    # What stands behind -- is said once, and by the user.
+    assert "--ctx-size" not in run(capsys, "--server", "--dry-run", "--", "-c", "55")[1]
+
+
+def test_model_that_cannot_fit_is_built_for(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (clone / "models" / "a.gguf").write_bytes(gguf_bytes())
+    code, _, err = run(capsys, "--server", "--ctx", "2000000000", "--no-build")
+    assert code == 1 and "a does not fit: 2,000,000,000 tokens of context need" in err
+    assert "hint: the largest context that fits is " in err
+    _, out, _ = run(capsys, "--server", "--ctx", "2000000000", "--dry-run", "--noauto")
+    assert "--ctx-size 2000000000" in out
 
 
 def test_folder_that_is_no_clone_gives_a_traceback(

@@ -130,6 +130,6 @@ def test_kind_of_memory_is_misread(name: str, kind: str, per_token: int, state: 
 
 def test_name_is_not_used_where_there_is_nothing_else() -> None:
     facts = facts_of_name("Qwen3-30B-A3B-UD-Q4_K_XL", 17 << 30)
-    assert facts.is_moe and facts.quantisation == "Q4_K_XL" and facts.source == "file name"
+    assert facts.is_moe and facts.quantisation == "UD-Q4_K_XL" and facts.source == "file name"
     assert not facts_of_name("SmolLM2-135M-Instruct.Q4_1", 98 << 20).is_moe
     assert facts_of_name("Mixtral-8x7B-IQ4_XS", 1).is_moe

@@ -91,7 +91,7 @@ def test_folder_is_served(home: Home) -> None:
 
 def test_incomplete_split_set_is_started(home: Home) -> None:
     (home.models / "big-00002-of-00003.gguf").unlink()
-    with pytest.raises(UserError, match="big is incomplete; missing in .*: big-00002-of-00003.gguf"):
+    with pytest.raises(UserError, match="big is incomplete; missing part 2 of 3 in .*: big-00002-of-00003.gguf"):
         find_model(home, "big")
 
 
