@@ -21,6 +21,8 @@ from pyrun.cache.remote import summary
 from pyrun.cli.models import machine_for, print_profile, summary_of
 from pyrun.errors import UserError
 from pyrun.home import Home
+from pyrun.machine.backends import runtime_environment
+from pyrun.machine.describe import Machine
 from pyrun.models.default import CHAT_TEMPLATE, DEFAULT_SIZE, DESCRIPTION, default_model_path, ensure_default_model
 from pyrun.models.facts import facts_of_name
 from pyrun.models.find import Model, find_model, list_models
@@ -55,7 +57,8 @@ def run_server(home: Home, options: ServerOptions) -> None:
     # The cheap checks first: nobody wants to hear of a busy port after ten minutes of building.
     model = _choose_model(home, options.model)
     cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
-    profile = _choose_profile(model, options, cache)
+    machine = machine_for(options.backend)
+    profile = _choose_profile(model, machine, options, cache)
     if options.print_profile:
         assert profile is not None
         print_profile(profile)
@@ -67,7 +70,7 @@ def run_server(home: Home, options: ServerOptions) -> None:
         _ensure_built(home, options)
         if model.path == default_model_path(home):
             ensure_default_model(home)
-            profile = _choose_profile(_built_in(model.path), options, cache)
+            profile = _choose_profile(_built_in(model.path), machine, options, cache)
     settings = ServerSettings(
         binary=home.server_binary(options.backend),
         model=model.path,
@@ -93,16 +96,17 @@ def run_server(home: Home, options: ServerOptions) -> None:
         slow = slow_on_cpu(profile.facts.quantisation, platform.machine()) if options.backend == "cpu" else None
         if slow:
             console.say(f"note: {slow}")
+    os.environ.update(runtime_environment(machine, options.backend))  # the server inherits it
     supervise(home, settings)
 
 
-def _choose_profile(model: Model, options: ServerOptions, cache: str | None) -> Profile | None:
+def _choose_profile(model: Model, machine: Machine, options: ServerOptions, cache: str | None) -> Profile | None:
     """Says what is wrong with a model before anything is built or loaded."""
     facts = look(model) if model.parts else facts_of_name(model.name, model.size)
     if not options.auto:
         return None
     wishes = read_wishes(options.ctx, options.extra, os.environ)
-    return choose_profile(facts, machine_for(options.backend), options.backend, wishes, has_ssd_cache=bool(cache))
+    return choose_profile(facts, machine, options.backend, wishes, has_ssd_cache=bool(cache))
 
 
 def _built_in(path: Path) -> Model:

@@ -94,6 +94,15 @@ def recommended(machine: Machine) -> tuple[str, str]:
     return "vulkan", f"{gpu.name}"
 
 
+def runtime_environment(machine: Machine, backend: str) -> dict[str, str]:
+    """Variables that a server of this backend has to be started with."""
+    # The best card decides: the variable means all of them.
+    card = next((gpu for gpu in machine.gpus if gpu.vendor == "amd" and gpu.has_rocm), None)
+    if backend != "rocm" or card is None or card.override is None or card.override.value is None:
+        return {}
+    return {"HSA_OVERRIDE_GFX_VERSION": card.override.value}
+
+
 def install_hint(missing: list[Missing], distribution: str) -> str:
     """One line for the user's distribution, or one for each where it is not known."""
     names = {"debian": "Debian/Ubuntu", "fedora": "Fedora", "arch": "Arch/SteamOS"}

@@ -15,7 +15,7 @@ from fakes.machines.parts import AVX2, AVX512, GIB, base, card, kfd, nvidia_smi,
 from pyrun.cli.doctor import report, text_report
 from pyrun.errors import UserError
 from pyrun.machine import amd
-from pyrun.machine.backends import check_backends, install_hint
+from pyrun.machine.backends import check_backends, install_hint, runtime_environment
 from pyrun.machine.describe import Machine, describe
 from pyrun.machine.disk import measure_disk
 from pyrun.machine.isa import LEVELS, TARGETS, arm_level, build_flags, cuda_architectures, x86_level
@@ -94,6 +94,13 @@ def test_unknown_card_gets_a_gfx_of_another(tmp_path: Path) -> None:
 def test_hsa_version_comes_from_the_table_alone(tmp_path: Path, machine: str, value: str | None, source: str) -> None:
     override = described(MACHINES[machine], tmp_path).gpus[0].override
     assert override == amd.HsaOverride(value, source)
+
+
+def test_rocm_server_is_started_without_the_version(tmp_path: Path) -> None:
+    laptop = described(MACHINES["5800H laptop, 32 GB"], tmp_path / "a")
+    assert runtime_environment(laptop, "rocm") == {"HSA_OVERRIDE_GFX_VERSION": "9.0.0"}
+    assert runtime_environment(laptop, "vulkan") == {}
+    assert runtime_environment(described(MACHINES["Strix Halo, 128 GB"], tmp_path / "b"), "rocm") == {}
 
 
 def test_overrides_change_nothing(tmp_path: Path) -> None:
