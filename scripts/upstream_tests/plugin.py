@@ -14,6 +14,7 @@ Settings come from the environment, since workers of pytest-xdist get nothing el
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -39,10 +40,17 @@ _said: list[str] = []
 _expected: list[list[str]] = []
 
 
+# A port is chosen before its server binds it, and in between the kernel may hand it to another. So each worker counts
+# through ports of its own, below those that the kernel hands out.
+_ports = itertools.count(20000 + 1000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
+
+
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in _ports:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError("ports do not end")
 
 
 def _local(value: Any) -> Any:
