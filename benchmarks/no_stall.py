@@ -3,9 +3,9 @@
     python -m benchmarks.no_stall [MODEL] [--tokens 5200] [--disk 50]
 
 The disk is slowed by slow_disk.c, preloaded into the server. Client A streams an answer; in its middle client B sends a
-prompt whose state has to come from the disk. Printed are A's usual gap between two tokens, its longest one while B's
-state is read (limit: 2 x usual + 20 ms), and the one in which that state is copied into the context and B's first token
-is evaluated; beside it the same without a restore, because a token that looks back on thousands takes its time.
+prompt whose state has to come from the disk. Printed are A's longest gap between two tokens before that and while B's
+state is read (limit: 2 x the former + 20 ms), and the one in which that state is copied into the context and B's first
+token is evaluated; beside it the same without a restore, because a token that looks back on thousands takes its time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Stream(threading.Thread):
 class Gaps:
     """Of client A, in ms."""
 
-    usual: float
+    median: float
+    usual: float  # the longest one in as long a time before
     reading: float  # the longest one while B's state was being read
     restored: float  # the one in which it was put into the context and B's token was evaluated
     from_slot: float  # the same without a restore: B asks again, and its slot still has everything
@@ -66,11 +67,13 @@ def longest(moments: list[float], begin: float, end: float) -> float:
     return max((b - a) * 1000 for a, b in itertools.pairwise(moments) if b > begin and a < end)
 
 
-def measure(peer: Peer, prompt: list[int]) -> tuple[Gaps, Answer]:
+def measure(peer: Peer, prompt: list[int], seconds: float) -> tuple[Gaps, Answer]:
     stream = Stream(peer)
     stream.start()
     while len(stream.moments) < SETTLE_TOKENS:
         time.sleep(0.01)
+    settled = time.perf_counter()
+    time.sleep(seconds)
     began = time.perf_counter()
     answer = peer.complete(prompt, 1)
     answered = time.perf_counter()
@@ -82,10 +85,10 @@ def measure(peer: Peer, prompt: list[int]) -> tuple[Gaps, Answer]:
     stream.done.set()
     stream.join()
     moments = list(stream.moments)
-    before = [m for m in moments if m < began][SETTLE_TOKENS // 4 :]
     last_alone = max(m for m in moments if m < began + answer.timings["restore_ms"] / 1000)
     return Gaps(
-        statistics.median((b - a) * 1000 for a, b in itertools.pairwise(before)),
+        statistics.median((b - a) * 1000 for a, b in itertools.pairwise(moments)),
+        longest(moments, settled, began),
         longest(moments, began, last_alone),
         longest(moments, last_alone, answered),
         longest(moments, again, again_answered),
@@ -113,15 +116,17 @@ def main() -> None:
         prompt = prompt_of(peer, options.tokens)
         peer.complete(prompt, 1)
         peer.stop()
+        n_bytes = sum(file.stat().st_size for file in folder.joinpath("cache").rglob("*") if file.is_file())
         peer.environment = {"LD_PRELOAD": str(shim), "SLOW_DISK_BYTES_PER_S": str(options.disk * 1e6)}
         for _ in range(options.repeat):
             peer.start()
-            gaps, answer = measure(peer, prompt)
+            gaps, answer = measure(peer, prompt, n_bytes / (options.disk * 1e6))
             peer.stop()
             limit = 2 * gaps.usual + 20
             console.out.print(
                 f"{answer.reused} tokens restored in {answer.timings['restore_ms']:.0f} ms from {answer.source}. "
-                f"A's gaps: usual {gaps.usual:.1f} ms, while reading {gaps.reading:.1f} (limit {limit:.1f}), "
+                f"A's gaps: median {gaps.median:.1f} ms, longest before {gaps.usual:.1f}, "
+                f"while reading {gaps.reading:.1f} (limit {limit:.1f}), "
                 f"with the copy and B's token {gaps.restored:.1f}, with B's token alone {gaps.from_slot:.1f}"
             )
 
