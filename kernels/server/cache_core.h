@@ -8,6 +8,7 @@
 #include "kvtier/budget.h"
 #include "llama/sequence_store.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -23,6 +24,23 @@
 #include <vector>
 
 namespace llama_run {
+
+// Requests of these kinds have a prompt whose state is worth keeping.
+inline bool is_cached_kind(server_task_type type) {
+    return type == SERVER_TASK_TYPE_COMPLETION || type == SERVER_TASK_TYPE_INFILL;
+}
+
+inline std::vector<kvtier::token> tokens_of(const server_tokens & from, size_t n) {
+    std::vector<kvtier::token> out(n);
+    for (size_t i = 0; i < n; i++) {
+        out[i] = from[i];
+    }
+    return out;
+}
+
+inline bool has_media(const std::vector<kvtier::token> & tokens) {
+    return std::find(tokens.begin(), tokens.end(), LLAMA_TOKEN_NULL) != tokens.end();
+}
 
 // One context's part of a restore.
 struct stored_part {

@@ -1,0 +1,134 @@
+// What a request leaves behind: anchors on the way, pages of its prompt, the rest of its turn.
+#include "server/cache_core.h"
+
+#include "state_rows.h"
+
+#include "log.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace llama_run {
+
+using kvtier::status;
+
+// Counters of users beyond that are not kept: ids come from clients.
+static constexpr size_t max_counted_users = 4096;
+
+// Tokens that upstream moved to other positions are state that no evaluation of the prompt would give.
+void cache_core::note_use(const slot_view & slot, slot_record & rec) {
+    if (slot.shifted || slot.stats.n_prompt_cached > rec.n_reusable) {
+        rec.exact = false;
+    }
+}
+
+void cache_core::save(const slot_view & slot, slot_record & rec, bool complete, bool anchor_end) {
+    sequence_turn turn;
+    turn.scope      = rec.scope;
+    turn.tokens     = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());
+    turn.n_static   = rec.n_static;
+    turn.roles      = rec.roles;
+    turn.complete   = complete;
+    turn.anchor_end = anchor_end;
+    turn.anchors    = std::move(rec.anchors);
+    rec.anchors.clear();
+    if (turn.tokens.empty() || has_media(turn.tokens)) {
+        return;
+    }
+    const status s = target->save(slot.id, turn);
+    if (!s.is_ok()) {
+        LOG_WRN("cache: slot %d: not stored: %s\n", slot.id, s.message().c_str());
+        rec.anchors = std::move(turn.anchors); // the end of the turn tries again, and cannot take them anew
+        return;
+    }
+    rec.n_saved = turn.tokens.size();
+    if (draft != nullptr) {
+        turn.anchors.clear();
+        (void) draft->save(slot.id, turn).is_ok(); // it may lag behind the target; the next turn has it
+    }
+}
+
+void cache_core::anchor(const slot_view & slot, uint32_t n_tokens) {
+    slot_record & rec = records[static_cast<size_t>(slot.id)];
+    note_use(slot, rec);
+    if (!rec.store || !rec.exact || !target->folded() || slot.task == nullptr) {
+        return;
+    }
+    // Where other prompts will want to go on: after the static prefix, before the last message, before the answer.
+    static constexpr uint32_t near_end = 4;
+    const bool pays = n_tokens == rec.n_static || n_tokens == rec.last_user ||
+                      n_tokens + near_end >= static_cast<uint32_t>(slot.task->n_tokens());
+    anchor_copy copy;
+    if (pays && target->take_anchor(slot.id, n_tokens, copy).is_ok()) {
+        rec.anchors.push_back(std::move(copy));
+    }
+}
+
+// Tokens whose rows fill a segment.
+size_t cache_core::chunk_tokens(const slot_view & slot) {
+    const kvtier::store_options & options = target->store().options();
+    const llama_pos               page    = static_cast<llama_pos>(options.page_size);
+    if (n_chunk_tokens == 0 && slot.prompt.tokens.size() >= options.page_size) {
+        const size_t bytes = llama_state_rows_size(target_ctx, slot.id, 0, page);
+        n_chunk_tokens = bytes == 0 ? SIZE_MAX : std::max<size_t>(8, options.segment_bytes / bytes) * options.page_size;
+    }
+    return n_chunk_tokens == 0 ? SIZE_MAX : n_chunk_tokens;
+}
+
+void cache_core::evaluated(const slot_view & slot) {
+    slot_record & rec = records[static_cast<size_t>(slot.id)];
+    if (rec.prompt_saved || !rec.store || slot.task == nullptr) {
+        return;
+    }
+    // A long prompt is handed over in parts, so that it never overfills the queue and a crash costs little of it.
+    const bool   whole = slot.stats.n_gen > 0;
+    const size_t n_new = slot.prompt.tokens.size() - std::min(rec.n_saved, slot.prompt.tokens.size());
+    if (!whole && n_new < chunk_tokens(slot)) {
+        return;
+    }
+    note_use(slot, rec);
+    rec.prompt_saved = whole;
+    if (whole && slot.stats.n_prompt_processed >= 64) {
+        eval_speed.add(static_cast<double>(slot.stats.n_prompt_processed), slot.stats.t_prompt_ms() / 1000);
+    }
+    if (rec.exact) {
+        save(slot, rec, false, false);
+    }
+}
+
+void cache_core::ending(const slot_view & slot) {
+    if (slot.task != nullptr && is_cached_kind(slot.task->type)) {
+        std::lock_guard<std::mutex> guard(notice_mu);
+        notices[static_cast<size_t>(slot.id)].ending = true;
+    }
+}
+
+void cache_core::released(const slot_view & slot) {
+    slot_record & rec = records[static_cast<size_t>(slot.id)];
+    if (slot.task == nullptr || !is_cached_kind(slot.task->type)) {
+        return;
+    }
+    note_use(slot, rec);
+    bool forget;
+    {
+        std::lock_guard<std::mutex> guard(notice_mu);
+        forget = notices[static_cast<size_t>(slot.id)].forget;
+    }
+    if (rec.store && rec.exact && !forget) {
+        // A request that was cancelled within its prompt ends no turn, but what it evaluated is kept.
+        save(slot, rec, slot.prompt.tokens.size() >= static_cast<size_t>(slot.task->n_tokens()), true);
+    }
+    rec.anchors.clear();
+    rec.tokens = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());
+    publish(slot, rec, true);
+
+    if (rec.report.shown) {
+        std::lock_guard<std::mutex> guard(requests_mu);
+        all_requests.add(rec.report, slot.stats);
+        if (user_requests.size() < max_counted_users || user_requests.count(rec.scope.name_space) != 0) {
+            user_requests[rec.scope.name_space].add(rec.report, slot.stats);
+        }
+    }
+}
+
+} // namespace llama_run
