@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -54,6 +54,19 @@ def size(n_bytes: float) -> str:
         if n_bytes / scale < 1000 - 0.5 / 10**digits:
             return f"{n_bytes / scale:.{digits}f} {unit}"
     return f"{n_bytes / 1e12:.2f} TB"
+
+
+def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Rows as lines with their cells below one another; `right` names the columns that are aligned at the right.
+
+    Not a table of rich: that cuts cells to the width of the terminal, and a name that was cut cannot be copied.
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(widths[i]) if i in right else cell.ljust(widths[i]) for i, cell in enumerate(row)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 class StepProgress:

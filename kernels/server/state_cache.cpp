@@ -9,6 +9,7 @@
 namespace llama_run {
 
 void state_cache::open(common_params & params, llama_context * target, llama_context * draft, server_queue & queue) {
+    experts.open(target);
     if (params.cache_ssd.path.empty()) {
         return;
     }
@@ -29,6 +30,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
 }
 
 void state_cache::close() {
+    experts.close();
     std::shared_ptr<cache_core> closing;
     {
         std::lock_guard<std::mutex> guard(mu);

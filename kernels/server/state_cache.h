@@ -17,6 +17,7 @@
 #pragma once
 
 #include "server/cache_report.h"
+#include "server/expert_view.h"
 #include "server/user_id.h"
 
 #include "common.h"
@@ -40,10 +41,9 @@ struct slot_view {
     const server_prompt &                         prompt;
     const server_slot_stats &                     stats;
     const std::vector<common_adapter_lora_info> & lora;
-    int32_t                                       alora_start; // below 0: none
-    const server_task *                           task;        // null: idle
+    const server_task *                           task;    // null: idle
     int32_t                                       n_ctx;
-    bool                                          shifted;     // tokens have been moved by a context shift
+    bool                                          shifted; // tokens have been moved by a context shift
 };
 
 struct slot_candidate {
@@ -108,6 +108,8 @@ public:
     void flush() const;
     bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const; // false: there is none
     bool remove_user(const std::string & user, uint64_t & bytes_freed) const;
+
+    expert_view experts; // with or without --cache-ssd: it opens and closes with the contexts, as the cache does
 
 private:
     void                        close();

@@ -66,6 +66,6 @@ def _hint(lines: list[str]) -> str:
         return "the disk is full: free about 1 GB and run again, the build goes on where it stopped"
     if "Killed signal terminated program" in recent or "out of memory" in recent:
         return "the compiler ran out of memory: run again with --jobs 1"
-    if "CMAKE_CXX_COMPILER" in recent and "not" in recent:
+    if "No CMAKE_CXX_COMPILER could be found" in recent or "is not able to compile a simple test program" in recent:
         return "the C++ compiler does not work"
     return "`llama-run build --clean` starts afresh"

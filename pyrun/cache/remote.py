@@ -9,33 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import requests
 
 from pyrun import _kernels, console
 from pyrun.cache.folder import QUARANTINE, Model, Visited
 from pyrun.cache.look import CacheStats, Conversation, Listing, Stats
 from pyrun.errors import UserError
-
-TIMEOUT_SECONDS = 10
-NOT_REACHED = "start one with `llama-run --server`, or leave --url out to read the folder itself"
-NEEDS_KEY = "the server wants its API key: set LLAMA_API_KEY to it"
-
-
-def ask(url: str, path: str, key: str | None = None) -> Any:
-    """GET path of the server, as JSON."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        answer = requests.get(url.rstrip("/") + path, headers=headers, timeout=TIMEOUT_SECONDS)
-    except requests.RequestException as error:
-        raise UserError(f"no server answers at {url}", NOT_REACHED) from error
-    if answer.status_code == 401:
-        raise UserError(f"{url} refuses to tell about its cache", NEEDS_KEY)
-    if answer.status_code != 200:
-        raise UserError(f"{url}{path} answers with {answer.status_code}", "is it a server of llama-run?")
-    try:
-        return answer.json()
-    except ValueError as error:
-        raise UserError(f"{url}{path} does not answer with JSON", "is it a server of llama-run?") from error
+from pyrun.server.ask import ask
 
 
 def summary(url: str, root: Path, key: str | None = None) -> str:

@@ -121,11 +121,8 @@ def _print_listing(listing: Listing) -> None:
         rows.append(
             (c.hash, str(c.turns), f"{c.tokens:,}", *sizes, str(c.hits), c.tier, age, _printable(c.backend), user)
         )
-    # Not a table of rich: that cuts cells to the width of the terminal, and a hash that was cut cannot be copied.
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        cells = [cell.rjust(widths[i]) if i in NUMBERS else cell.ljust(widths[i]) for i, cell in enumerate(row)]
-        click.echo("  ".join(cells).rstrip())
+    for line in console.columns(rows, NUMBERS):
+        click.echo(line)
 
 
 @cache_group.command("stats")

@@ -14,6 +14,7 @@ from pyrun import console
 from pyrun.cli.build import build_command
 from pyrun.cli.cache import cache_group
 from pyrun.cli.doctor import doctor_command
+from pyrun.cli.experts import experts_command
 from pyrun.cli.models import print_models
 from pyrun.cli.server import ServerOptions, run_server
 from pyrun.errors import UserError
@@ -141,6 +142,7 @@ def cli(
 cli.add_command(build_command)
 cli.add_command(cache_group)
 cli.add_command(doctor_command)
+cli.add_command(experts_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

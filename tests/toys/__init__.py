@@ -7,8 +7,9 @@ what stood far back in the prompt, so a state that was restored wrongly shows in
 """
 
 from .catalogue import MODELS, Memory, Toy
-from .files import ensure, generator_digest
+from .files import ensure, generator_digest, write
 from .tokenizer import CHAT_TEMPLATE, Vocabulary, vocabulary
+from .weights import Weights
 
 __all__ = [
     "CHAT_TEMPLATE",
@@ -16,7 +17,9 @@ __all__ = [
     "Memory",
     "Toy",
     "Vocabulary",
+    "Weights",
     "ensure",
     "generator_digest",
     "vocabulary",
+    "write",
 ]

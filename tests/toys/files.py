@@ -40,7 +40,7 @@ def ensure(name: str, folder: str | os.PathLike[str]) -> Path:
     os.close(handle)
     temporary = Path(name_of_temporary)
     try:
-        _write(toy, temporary)
+        write(toy, temporary, Weights(toy.name, vocabulary()))
         temporary.chmod(0o644)
         temporary.replace(path)
     except BaseException:
@@ -49,8 +49,8 @@ def ensure(name: str, folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _write(toy: Toy, path: Path) -> None:
-    weights = Weights(toy.name, vocabulary())
+def write(toy: Toy, path: Path, weights: Weights) -> None:
+    """The model into `path`; it draws its tensors from `weights`, which are empty before."""
     metadata = toy.build(weights)
 
     writer = GGUFWriter(path, toy.arch)

@@ -13,7 +13,8 @@ CACHE = (ROOT / "docs" / "cache.md").read_text()
 SERVER = ROOT / "kernels" / "server"
 STATUS = (SERVER / "cache_status.cpp").read_text()
 REPORT = (SERVER / "cache_report.cpp").read_text()
-ROUTES = (SERVER / "cache_routes.cpp").read_text()
+ROUTES = (SERVER / "routes.cpp").read_text() + (SERVER / "expert_routes.cpp").read_text()
+EXPERTS = (SERVER / "expert_view.cpp").read_text()
 ARGS = (SERVER / "cache_args.cpp").read_text()
 OPTIONS = (SERVER / "cache_options.h").read_text()
 COUNTERS = (ROOT / "kernels" / "kvtier" / "counters.h").read_text()
@@ -50,6 +51,7 @@ DESCRIBED = body(STATUS, "cache_core::describe")
 REQUESTS = body(STATUS, "summary_of")
 SPEED = DESCRIBED[DESCRIBED.index('"speed"') : DESCRIBED.index('"last_error"')]
 NESTED = set(re.findall(r'"(\w+_per_s)"', SPEED))
+EXPERT_FIELDS = keys(body(EXPERTS, "expert_view::describe"))
 FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
 
 
@@ -64,6 +66,7 @@ FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
         ("damaged", set(re.findall(r'return "(\w+)";', DAMAGE)) - {"none", "unknown"}),
         ("Users", keys(body(STATUS, "cache_core::describe_user"))),
         ("GET /cache/conversations", keys(body(STATUS, "cache_core::conversations"))),
+        ("GET /expert-stats", EXPERT_FIELDS),
         ("GET /metrics", re.findall(r'add_metric\(out, "(\w+)"', STATUS)),
         ("cache_source", names("cache_source_name")),
         ("cache_match", names("cache_match_name")),

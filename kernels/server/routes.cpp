@@ -1,27 +1,13 @@
-#include "server/cache_routes.h"
+#include "server/routes.h"
 
+#include "server/expert_routes.h"
 #include "server/state_cache.h"
 
 #include "kvtier/file_names.h"
 
-#include "server-common.h"
-
-#include <memory>
 #include <utility>
 
 namespace llama_run {
-
-static server_http_res_ptr answer(int status, const common_json & body) {
-    auto res = std::make_unique<server_http_res>();
-    res->status = status;
-    res->data   = body.dump_safe();
-    return res;
-}
-
-static server_http_res_ptr refuse(const std::string & message, error_type type) {
-    const common_json error = format_error_response(message, type);
-    return answer(error.at("code").get<int>(), { { "error", error } });
-}
 
 // ?user_id=NAME; empty: anonymous. Throws std::invalid_argument, which upstream answers with 400.
 static std::string user_of(const server_http_req & req) {
@@ -49,9 +35,9 @@ static server_http_res_ptr remove_user(const state_cache & cache, const server_h
     return answer(200, { { "user", user }, { "bytes_freed", freed } });
 }
 
-void add_cache_routes(const server_http_context & http, const state_cache & cache,
-                      const std::function<route_handler(route_handler)> & wrap, const route_proxy & proxy) {
-    const auto here_or_there = [&](const char * method, route_handler here) {
+void add_routes(const server_http_context & http, state_cache & cache,
+                const std::function<route_handler(route_handler)> & wrap, const route_proxy & proxy) {
+    const route_maker here_or_there = [&](const char * method, route_handler here) {
         return wrap(!proxy ? std::move(here) : [proxy, method](const server_http_req & req) { return proxy(req, method); });
     };
     http.get("/cache", here_or_there("GET", [&cache](const server_http_req & req) {
@@ -71,6 +57,7 @@ void add_cache_routes(const server_http_context & http, const state_cache & cach
         cache.flush();
         return answer(200, cache.describe());
     }));
+    add_expert_routes(http, cache.experts, here_or_there);
 }
 
 } // namespace llama_run

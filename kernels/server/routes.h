@@ -1,8 +1,8 @@
-// GET /cache, GET /cache/conversations, DELETE /cache/conversations/:hash, DELETE /cache/users/:id, POST /cache/flush. See
-// docs/http-api.md.
+// GET /cache, GET /cache/conversations, DELETE /cache/conversations/:hash, DELETE /cache/users/:id, POST /cache/flush, and those of
+// expert_routes.h. See docs/http-api.md.
 #pragma once
 
-#include "server-http.h"
+#include "server/answers.h"
 
 #include <functional>
 #include <stdexcept>
@@ -11,12 +11,11 @@ namespace llama_run {
 
 class state_cache;
 
-using route_handler = server_http_context::handler_t;
-using route_proxy   = std::function<server_http_res_ptr(const server_http_req &, const char * method)>;
+using route_proxy = std::function<server_http_res_ptr(const server_http_req &, const char * method)>;
 
 // wrap: upstream's, which turns exceptions into answers. proxy: see below; null where the model is served by this process.
-void add_cache_routes(const server_http_context & http, const state_cache & cache,
-                      const std::function<route_handler(route_handler)> & wrap, const route_proxy & proxy);
+void add_routes(const server_http_context & http, state_cache & cache,
+                const std::function<route_handler(route_handler)> & wrap, const route_proxy & proxy);
 
 // In router mode: asks the server of the model that the request names (?model=NAME). A template, because upstream's class
 // is linked after us.

@@ -1,0 +1,1 @@
+"""Which experts of a mixture work: what a server counted, and how it looks."""

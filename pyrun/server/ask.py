@@ -1,0 +1,39 @@
+"""Questions to a running server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import requests
+
+from pyrun.errors import UserError
+
+TIMEOUT_SECONDS = 10
+NOT_OURS = "is it a server of llama-run?"
+
+
+def ask(url: str, path: str, key: str | None = None, *, post: object = None) -> Any:
+    """What the server answers, as JSON: to GET, or to POST of `post`."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    method = "GET" if post is None else "POST"
+    try:
+        answer = requests.request(method, url.rstrip("/") + path, json=post, headers=headers, timeout=TIMEOUT_SECONDS)
+    except requests.RequestException as error:
+        raise UserError(f"no server answers at {url}", "start one with `llama-run --server`") from error
+    if answer.status_code == 401:
+        raise UserError(f"{url} refuses to answer", "the server wants its API key: set LLAMA_API_KEY to it")
+    if answer.status_code != 200:
+        raise UserError(f"{url}{path} answers with {answer.status_code}", _reason(answer) or NOT_OURS)
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise UserError(f"{url}{path} does not answer with JSON", NOT_OURS) from error
+
+
+def _reason(answer: requests.Response) -> str | None:
+    """What the server itself says, if the fault is in the request."""
+    try:
+        message = answer.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return str(message) if answer.status_code == 400 else None

@@ -1,0 +1,63 @@
+"""How evenly a layer's experts work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyrun.errors import UserError
+from pyrun.experts.counts import ExpertCounts, LayerCounts, parse_counts
+from pyrun.experts.plot import plot_counts
+
+
+def layer(*counts: int) -> LayerCounts:
+    return LayerCounts(0, sum(counts), counts)
+
+
+def test_even_work() -> None:
+    even = layer(*[7] * 20)
+    assert even.balance == pytest.approx(1) and even.busiest_share == pytest.approx(0.1)
+    assert even.needed_for_most == 18 and even.unused == 0
+
+
+def test_one_expert_does_everything() -> None:
+    alone = layer(0, 0, 9, 0)
+    assert (alone.balance, alone.busiest_share, alone.needed_for_most, alone.unused) == (0, 1, 1, 3)
+    assert alone.busiest(3) == [(2, 1.0)]
+
+
+def test_known_entropy_and_shares() -> None:
+    uneven = layer(2, 4, 0, 2)  # shares 1/4, 1/2, 0, 1/4: 1.5 bits of 2
+    assert uneven.balance == pytest.approx(0.75)
+    assert uneven.busiest(4) == [(1, 0.5), (0, 0.25), (3, 0.25)]
+    assert uneven.needed_for_most == 3
+
+
+def test_nothing_counted() -> None:
+    empty = layer(0, 0)
+    assert (empty.balance, empty.busiest_share, empty.busiest(2)) == (0, 0, [])
+
+
+def test_answer_of_a_server() -> None:
+    activations = [{"expert": 2, "count": 5, "frequency": 0.5}, {"expert": 0, "count": 5, "frequency": 0.5}]
+    told = {
+        "n_expert": 3,
+        "n_expert_used": 2,
+        "total_tokens": 9,
+        "tracking_enabled": True,
+        "layers": [{"layer": 4, "tokens": 5, "activations": activations}],
+    }
+    assert parse_counts(told) == ExpertCounts(3, 2, 9, True, [LayerCounts(4, 5, (5, 0, 5))])
+
+
+@pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
+def test_plot(tmp_path: Path, name: str, magic: bytes) -> None:
+    plot_counts(ExpertCounts(4, 2, 8, True, [layer(1, 2, 3, 4), layer(0, 0, 0, 5)]), tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(magic)
+
+
+@pytest.mark.parametrize("name", ["missing/a.png", "a.unknown"])
+def test_plot_cannot_be_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=name.split("/")[-1]):
+        plot_counts(ExpertCounts(2, 1, 3, True, [layer(1, 2)]), tmp_path / name)
