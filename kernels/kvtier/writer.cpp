@@ -1,5 +1,6 @@
 #include "kvtier/writer.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -40,6 +41,41 @@ bool writer::enqueue(save_request request) {
     queue.push_back(std::move(request));
     changed.notify_all();
     return true;
+}
+
+writer::promise writer::coming(const chain_root & root, const token * tokens, size_t n_tokens) const {
+    promise best;
+    std::lock_guard<std::mutex> guard(mu);
+    if (queue.empty()) {
+        return best;
+    }
+    const key wanted = root_key(root);
+    uint64_t  number = n_done;
+    for (const save_request & request : queue) {
+        number++;
+        if (root_key(request.root) != wanted) {
+            continue;
+        }
+        const size_t n_both = std::min(n_tokens, request.tokens.size());
+        const auto   parted = std::mismatch(tokens, tokens + n_both, request.tokens.begin());
+        size_t       length = static_cast<size_t>(parted.first - tokens);
+        if (request.folded) {
+            size_t anchored = 0;
+            for (const save_anchor & a : request.anchors) {
+                anchored = a.n_tokens <= length ? std::max<size_t>(anchored, a.n_tokens) : anchored;
+            }
+            length = anchored;
+        }
+        if (length > best.n_tokens) {
+            best = { length, number };
+        }
+    }
+    return best;
+}
+
+bool writer::wait_for(const promise & save, std::chrono::milliseconds at_most) {
+    std::unique_lock<std::mutex> guard(mu);
+    return changed.wait_for(guard, at_most, [&] { return n_done >= save.number; });
 }
 
 void writer::flush() {

@@ -10,6 +10,7 @@
 
 #include "kvtier/store.h"
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -30,6 +31,16 @@ public:
 
     // False when the queue is full or the writer has stopped; counted as skipped.
     bool enqueue(save_request request);
+
+    // What these tokens could restore once a queued save is on disk.
+    struct promise {
+        size_t   n_tokens = 0; // 0: nothing of it is queued
+        uint64_t number   = 0; // of the save
+    };
+    promise coming(const chain_root & root, const token * tokens, size_t n_tokens) const;
+
+    // Returns when that save is on disk or has failed. False: neither within this time.
+    bool wait_for(const promise & save, std::chrono::milliseconds at_most);
 
     // Returns when everything that was queued before the call is on disk, or has failed.
     void flush();

@@ -49,6 +49,34 @@ TEST(a_slow_disk_delays_serving) {
     }
 }
 
+TEST(what_is_queued_is_not_promised) {
+    fault_env   disk;
+    const model m;
+    auto        s = open(disk, m.options());
+    disk.set_delay_us(20000);
+    writer                   w(*s, 1 << 20);
+    const std::vector<token> tokens  = random_tokens(1, 64);
+    save_request             request = w.plan(planned(m, tokens));
+    m.fill(request);
+    CHECK(w.coming(m.root(), tokens.data(), 64).n_tokens == 0);
+    CHECK(w.enqueue(std::move(request)));
+
+    const writer::promise whole = w.coming(m.root(), tokens.data(), 64);
+    CHECK(whole.n_tokens == 64);
+    std::vector<token> branch = tokens;
+    branch[40]++;
+    CHECK(w.coming(m.root(), branch.data(), 64).n_tokens == 40);
+    CHECK(w.coming(m.root(), tokens.data(), 10).n_tokens == 10);
+    chain_root other = m.root();
+    other.name_space = "somebody else";
+    CHECK(w.coming(other, tokens.data(), 64).n_tokens == 0);
+
+    CHECK(!w.wait_for(whole, std::chrono::milliseconds(1)));
+    CHECK(w.wait_for(whole, std::chrono::seconds(20)));
+    CHECK(m.restore(*s, tokens) == 64);
+    CHECK(w.coming(m.root(), tokens.data(), 64).n_tokens == 0);
+}
+
 TEST(a_full_queue_blocks_or_goes_uncounted) {
     fault_env   disk;
     const model m;

@@ -137,6 +137,11 @@ kvtier::match sequence_store::find(const sequence_scope & scope, const std::vect
     return store_->lookup(request);
 }
 
+kvtier::writer::promise sequence_store::coming(const sequence_scope & scope, const std::vector<kvtier::token> & tokens,
+                                               size_t limit) const {
+    return writer_->coming(root(scope), tokens.data(), limit);
+}
+
 status sequence_store::read(const kvtier::match & m, const std::vector<kvtier::token> & tokens,
                             kvtier::loaded_state & out) {
     return store_->load(m, tokens.data(), tokens.size(), out);

@@ -73,6 +73,9 @@ public:
     // limit: tokens of use at most; one less than the prompt where the last token must be evaluated for its logits.
     kvtier::match find(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit) const;
 
+    // What find would find more once the writer is done with it.
+    kvtier::writer::promise coming(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit) const;
+
     kvtier::status read(const kvtier::match & m, const std::vector<kvtier::token> & tokens, kvtier::loaded_state & out);
 
     // Replaces what the sequence holds. Anything but ok: the sequence is empty, and the message says why.

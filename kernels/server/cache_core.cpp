@@ -1,5 +1,7 @@
 #include "server/cache_core.h"
 
+#include "kvtier/file_names.h"
+
 #include "log.h"
 
 #include <algorithm>
@@ -12,6 +14,10 @@ using kvtier::status;
 
 // Chosen so that a measurement's noise cannot turn a short restore into a short evaluation and back.
 static constexpr double recompute_margin_ms = 50;
+
+// For the writer.
+static constexpr double max_wait_ms     = 2000;
+static constexpr double unknown_eval_ms = 200; // before any prompt has shown how fast they are evaluated
 
 static double ms_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
@@ -158,6 +164,29 @@ void cache_core::look(cache_ticket & ticket) const {
     }
 }
 
+// What the writer still has for this prompt, beyond what was found and what the slot holds. A prompt waits once.
+kvtier::writer::promise cache_core::promised(const cache_ticket & ticket, size_t n_in_slot) const {
+    if (ticket.waited || ticket.tokens.size() < 2) {
+        return {};
+    }
+    const kvtier::writer::promise save = target->coming(ticket.scope, ticket.tokens, ticket.tokens.size() - 1);
+    return save.n_tokens > std::max(ticket.target.match.n_tokens, n_in_slot) ? save : kvtier::writer::promise();
+}
+
+// A request may follow so soon on another that the state it needs is not on disk yet. Waiting for it takes no longer than
+// evaluating would. Never on the inference thread.
+void cache_core::wait_for_writer(cache_ticket & ticket, size_t n_in_slot) const {
+    const kvtier::writer::promise save = promised(ticket, n_in_slot);
+    if (save.n_tokens == 0) {
+        return;
+    }
+    const double n_gained  = static_cast<double>(save.n_tokens - std::max(ticket.target.match.n_tokens, n_in_slot));
+    const double eval_ms   = eval_speed.get() > 0 ? 1000 * n_gained / eval_speed.get() : unknown_eval_ms;
+    ticket.waited = true;
+    (void) target->queue().wait_for(save, std::chrono::milliseconds(static_cast<int64_t>(std::min(eval_ms, max_wait_ms))));
+    look(ticket);
+}
+
 bool cache_core::worth_reading(cache_ticket & ticket, size_t n_in_slot) const {
     const kvtier::match & m = ticket.target.match;
     if (m.n_tokens <= n_in_slot) {
@@ -185,8 +214,10 @@ void cache_core::arrive(server_task & task, const std::string & user) {
         return;
     }
     look(*ticket);
+    const size_t n_in_slot = best_idle_offer(*ticket);
+    wait_for_writer(*ticket, n_in_slot);
     const kvtier::match & m = ticket->target.match;
-    if (!worth_reading(*ticket, best_idle_offer(*ticket))) {
+    if (!worth_reading(*ticket, n_in_slot)) {
         ticket->failure = cache_miss::none; // the slot it gets decides
         return;
     }
@@ -268,21 +299,24 @@ bool cache_core::ready(const slot_view & slot, server_task & task) {
         return true;
     }
     look(ticket);
-    if (!worth_reading(ticket, n_in_slot)) {
-        return true;
-    }
-    if (ticket.target.match.bytes_disk + ticket.draft.match.bytes_disk == 0) {
-        read(ticket); // from RAM: no file is touched
-        return true;
-    }
-    if (ticket.n_reads >= 2) {
-        return true; // files that change or break faster than they are read
+    if (promised(ticket, n_in_slot).n_tokens == 0) {
+        if (!worth_reading(ticket, n_in_slot)) {
+            return true;
+        }
+        if (ticket.target.match.bytes_disk + ticket.draft.match.bytes_disk == 0) {
+            read(ticket); // from RAM: no file is touched
+            return true;
+        }
+        if (ticket.n_reads >= 2) {
+            return true; // files that change or break faster than they are read
+        }
     }
     std::lock_guard<std::mutex> guard(reader_mu);
     if (stopping) {
         return true;
     }
-    ticket.reading = true;
+    ticket.reading   = true;
+    ticket.n_in_slot = n_in_slot;
     reads.push_back(task.cache);
     reader_changed.notify_all();
     return false;
@@ -332,7 +366,10 @@ void cache_core::run_reader() {
         const std::shared_ptr<cache_ticket> ticket = std::move(reads.front());
         reads.pop_front();
         guard.unlock();
-        read(*ticket);
+        wait_for_writer(*ticket, ticket->n_in_slot);
+        if (worth_reading(*ticket, ticket->n_in_slot)) {
+            read(*ticket);
+        }
         ticket->reading = false;
         n_reads_done++;
         offer_deferred_again();
@@ -355,6 +392,16 @@ void cache_core::deferred() {
     }
 }
 
+// Every object that was restored, and whose it is: with this in the log, that nothing crosses users can be checked from outside.
+static void log_keys(int id_slot, const kvtier::match & m) {
+    std::string keys;
+    for (const kvtier::matched_run & run : m.runs) {
+        keys += " " + kvtier::hex(run.k);
+    }
+    LOG_TRC("cache: slot %d: restored %zu tokens of name space %s:%s\n", id_slot, m.n_tokens, kvtier::hex(m.name_space).c_str(),
+            keys.c_str());
+}
+
 bool cache_core::put(const slot_view & slot, const cache_ticket & ticket, const std::function<bool()> & make_room) {
     const auto start = std::chrono::steady_clock::now();
     if (draft_ctx != nullptr) {
@@ -370,6 +417,7 @@ bool cache_core::put(const slot_view & slot, const cache_ticket & ticket, const 
         return false;
     }
     target->used(ticket.target.match);
+    log_keys(slot.id, ticket.target.match);
     if (ticket.draft.loaded && draft->put(slot.id, ticket.draft.state).is_ok()) {
         draft->used(ticket.draft.match);
     }

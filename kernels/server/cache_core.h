@@ -65,6 +65,8 @@ public:
     cache_miss                  failure = cache_miss::none; // why nothing is read, or what went wrong
     double                      read_ms   = 0;
     uint32_t                    n_reads   = 0;
+    bool                        waited    = false;          // for the writer
+    size_t                      n_in_slot = 0;              // of the slot it waits for: tokens it can use
     uint64_t                    in_flight = 0;              // bytes it holds beyond the RAM tier
     std::atomic<bool>           reading{ false };
 };
@@ -169,6 +171,8 @@ private:
     std::shared_ptr<cache_ticket> make_ticket(const server_task & task, const std::string & user);
     void look(cache_ticket & ticket) const;
     bool worth_reading(cache_ticket & ticket, size_t n_in_slot) const;
+    kvtier::writer::promise promised(const cache_ticket & ticket, size_t n_in_slot) const;
+    void wait_for_writer(cache_ticket & ticket, size_t n_in_slot) const;
     void read(cache_ticket & ticket);
     bool read_part(sequence_store & from, stored_part & part, cache_ticket & ticket);
     bool put(const slot_view & slot, const cache_ticket & ticket, const std::function<bool()> & make_room);

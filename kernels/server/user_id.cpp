@@ -14,6 +14,9 @@ bool is_user_id(const std::string & text) {
 }
 
 static std::string checked(const char * name, const common_json & value) {
+    if (value.is_null()) {
+        return ""; // how clients say that they leave a field out
+    }
     if (!value.is_string() || !is_user_id(value.get<std::string>())) {
         throw std::invalid_argument(std::string(name) + " must be a string of at most " + std::to_string(max_length) +
                                     " letters, digits, '_' and '-'");
@@ -22,7 +25,7 @@ static std::string checked(const char * name, const common_json & value) {
 }
 
 std::string user_id_of(const common_json & body) {
-    // Upstream's conversion of Anthropic bodies leaves metadata.user_id under this name.
+    // The conversion of Anthropic bodies leaves metadata.user_id under this name.
     if (body.contains("__metadata_user_id")) {
         return checked("metadata.user_id", body.at("__metadata_user_id"));
     }
