@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
+
+# A shell ignores Ctrl-C for what it starts in the background, and every child inherits that: tests that send it to one
+# would then find that nothing happens.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["server_fixtures", "cache_server"]
 

@@ -1,0 +1,269 @@
+"""Several users on one server: what is theirs stays theirs, and none takes all places."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import toys
+from cache_server import Answer, CacheServer, Serve, Tokens, say, toy
+from helpers import wait_until
+from toys.corpus import TEXT
+
+from pyrun import _kernels
+
+pytestmark = pytest.mark.server
+
+LINES = TEXT.splitlines()[:18]
+USERS = ("ann", "ben", "cleo", "dan", "eve")
+SLOTS = ("--parallel", "4", "--ctx-size", "8192")
+
+
+@pytest.fixture
+def kv(tmp_path: Path) -> Path:
+    return tmp_path / "kv"
+
+
+def user_key(user: str) -> str:
+    return _kernels.user_key(user).hex()
+
+
+def folders_of(kv: Path, user: str) -> list[Path]:
+    """The user's folders, one for each model."""
+    return list(kv.glob(f"*/u/{user_key(user)}"))
+
+
+def common(a: Tokens, b: Tokens) -> int:
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+# Isolation
+
+
+@pytest.mark.parametrize("name", toys.MODELS)
+def test_user_gets_state_of_another(serve: Serve, kv: Path, name: str) -> None:
+    prompt = "\n".join(LINES[:7])
+    one_slot = "--parallel", "1", "--ctx-size", "4096"
+
+    def reuses_all(answer: Answer) -> bool:
+        return answer.reused >= answer.prompt_size - 4 and answer.text == first.text
+
+    server = serve(toy(name), *one_slot, cache=kv)
+    first = server.complete(prompt, llama_user_id="ann")
+    assert first.reused == 0
+    assert reuses_all(server.complete(prompt, llama_user_id="ann"))
+    for stranger in "ben", "":
+        answer = server.complete(prompt, llama_user_id=stranger)
+        assert (answer.reused, answer.source, answer.text) == (0, "none", first.text)
+    answer = server.complete(prompt, llama_user_id="ann")
+    assert reuses_all(answer) and answer.source == "hot", "the slot holds what another user asked last"
+    server.stop()
+
+    server = serve(toy(name), *one_slot, cache=kv)
+    assert server.complete(prompt, llama_user_id="cleo").reused == 0
+    answer = server.complete(prompt, llama_user_id="ann")
+    assert reuses_all(answer) and answer.source == "cold"
+
+
+class Customer:
+    """A user who asks about texts that all users share, goes on with old talks, and remembers all that was said."""
+
+    def __init__(self, name: str, texts: list[Tokens]) -> None:
+        self.name = name
+        self.random = random.Random(name)
+        self.texts = texts
+        self.said: list[Tokens] = []
+        self.answers: list[Answer] = []
+
+    def ask(self, server: CacheServer) -> None:
+        old = self.random.choice(self.said) if self.said and self.random.random() < 0.5 else []
+        prompt = (old or self.random.choice(self.texts)) + self.random.choice(self.texts)[:20]
+        prompt = prompt[-1000:] if len(prompt) > 1000 else prompt
+        answer = server.complete(prompt, n_predict=2, llama_user_id=self.name)
+        own = max((common(prompt, talk) for talk in self.said), default=0)
+        assert answer.reused <= own, (
+            f"{self.name} reused {answer.reused} tokens, of which {own} were ever {self.name}'s"
+        )
+        self.said.append([*prompt, *answer.tokens])
+        self.answers.append(answer)
+
+
+def test_500_requests_and_crashes_cross_users(serve: Serve, kv: Path) -> None:
+    rounds, requests_each = 5, 20
+    keys: dict[str, set[str]] = defaultdict(set)
+    customers: list[Customer] = []
+    for _ in range(rounds):
+        server = serve(toy("dense"), *SLOTS, "--log-verbosity", "4", "--cache-ssd-page-size", "32", cache=kv)
+        if not customers:
+            texts = [server.tokens("\n".join(LINES[n : n + 4])) for n in range(0, 12, 3)]
+            customers = [Customer(user, texts) for user in USERS]
+        before = len(customers[0].answers)
+
+        def ask_all(customer: Customer, server: CacheServer = server) -> None:
+            for _ in range(requests_each):
+                customer.ask(server)
+
+        with ThreadPoolExecutor(len(USERS)) as clients:
+            list(clients.map(ask_all, customers))
+        server.kill()
+
+        restored: Counter[str] = Counter()
+        for name_space, names in re.findall(r"tokens of name space ([0-9a-f]+):([ 0-9a-f]*)", server.said()):
+            restored[name_space] += 1
+            keys[name_space].update(names.split())
+        for customer in customers:
+            hits = sum(answer.source in ("hot", "warm", "cold") for answer in customer.answers[before:])
+            assert restored.pop(user_key(customer.name), 0) == hits
+        assert not restored, "state of a name space that nobody asked for"
+    assert sum(len(customer.answers) for customer in customers) == 500
+    assert set(keys) == {user_key(user) for user in USERS}
+    for mine, theirs in ((a, b) for a in keys for b in keys if a < b):
+        assert not keys[mine] & keys[theirs]
+
+    # One after the other is wiped, while the others keep what they have.
+    server = serve(toy("dense"), *SLOTS, "--cache-ssd-page-size", "32", cache=kv)
+    for number, customer in enumerate(customers):
+        prompt = customer.said[-1]
+        assert server.complete(prompt, llama_user_id=customer.name).reused > 0
+        server.flush()
+        assert folders_of(kv, customer.name)
+        assert server.request("DELETE", f"/cache/users/{customer.name}").status_code == 200
+        assert not folders_of(kv, customer.name)
+        assert server.get(f"/cache/conversations?user_id={customer.name}")["conversations"] == []
+        assert [len(folders_of(kv, user)) for user in USERS] == [0] * (number + 1) + [1] * (len(USERS) - number - 1)
+        assert server.complete(prompt, n_predict=1, cache_prompt=True, llama_user_id=customer.name).reused == 0
+        assert server.request("DELETE", f"/cache/users/{customer.name}").status_code == 200
+    server.stop()
+    left = [path for path in kv.rglob("*") if path.is_file() and path.name not in ("lock", "owner")]
+    assert all("u" not in path.relative_to(kv).parts for path in left), left
+    assert not [path for path in left if path.suffix in (".seg", ".anc")], "nothing was stored for anybody else"
+
+
+# Ids
+
+IDS = {
+    "empty": ("", True),
+    "all kinds of characters": ("aZ09_-", True),
+    "512": ("a" * 512, True),
+    "513": ("a" * 513, False),
+    "path": ("../../etc", False),
+    "nul": ("a\0b", False),
+    "newline": ("ann\n", False),
+    "emoji": ("🦙", False),
+    "sql": ("'; DROP TABLE users; --", False),
+    "space": ("ann lee", False),
+    "very long json": ('{"a": ' * 100_000, False),
+    "number": (5, False),
+    "list": (["ann"], False),
+    "object": ({"id": "ann"}, False),
+}
+ROUTES: dict[str, dict[str, Any]] = {
+    "/completion": {"prompt": "Hello", "n_predict": 1},
+    "/v1/completions": {"prompt": "Hello", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [say("user", "Hello")], "max_tokens": 1},
+    "/v1/responses": {"input": "Hello", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [say("user", "Hello")], "max_tokens": 1},
+}
+
+
+def test_ids_that_break_the_rule(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), *SLOTS, cache=kv)
+    for route, body in ROUTES.items():
+        field = "metadata.user_id" if route == "/v1/messages" else "llama_user_id"
+        for name, (user, is_valid) in IDS.items():
+            named = {"metadata": {"user_id": user}} if field == "metadata.user_id" else {field: user}
+            answer = server.request("POST", route, body | named)
+            assert answer.status_code == (200 if is_valid else 400), f"{route}, {name}: {answer.text[:300]}"
+            if not is_valid:
+                message = answer.json()["error"]["message"]
+                assert field in message and "512" in message and len(message) < 1000, (
+                    f"{route}, {name}: {message[:300]}"
+                )
+    server.flush()
+    names = {part for path in kv.rglob("*") for part in path.relative_to(kv).parts}
+    assert all(re.fullmatch(r"[0-9a-z.-]{1,64}", name) for name in names - {"CACHEDIR.TAG"}), names
+    users = {path.name for path in kv.glob("*/u/*")}
+    assert users <= {user_key(str(user)) for user, is_valid in IDS.values() if is_valid}
+
+
+# Places
+
+
+def long_request(server: CacheServer, user: str, stream: bool = False) -> requests.Response:
+    body = {"prompt": LINES[0], "n_predict": 1500, "ignore_eos": True, "llama_user_id": user, "stream": stream}
+    return server.request("POST", "/completion", body, stream=stream)
+
+
+def test_user_takes_more_than_the_allowed_places(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), *SLOTS, "--max-concurrent-per-user", "2", cache=kv)
+    start = threading.Barrier(10)
+
+    def ask(_: int) -> tuple[requests.Response, float]:
+        start.wait()
+        answer = long_request(server, "ann")
+        return answer, time.monotonic()
+
+    with ThreadPoolExecutor(10) as clients:
+        asked = [clients.submit(ask, n) for n in range(10)]
+        wait_until(lambda: sum(one.done() for one in asked) == 8, 30, "8 refusals")
+        other = server.complete(LINES[0], n_predict=4, llama_user_id="ben")
+        served_at = time.monotonic()
+        answers = [one.result() for one in asked]
+    assert len(other.tokens) == 4
+    served = [ended for answer, ended in answers if answer.status_code == 200]
+    assert len(served) == 2 and served_at < min(served), "ben waited for ann"
+    for refused in (answer for answer, _ in answers if answer.status_code != 200):
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["type"]) == (429, 429, "rate_limit_error")
+        assert int(refused.headers["Retry-After"]) >= 1 and "2" in error["message"]
+
+
+def test_place_stays_taken(serve: Serve, kv: Path) -> None:
+    """After errors, cancels and dropped connections both places of the user can be had again."""
+    server = serve(toy("dense"), *SLOTS, "--max-concurrent-per-user", "2", cache=kv)
+
+    def places_are_free() -> bool:
+        streams = [long_request(server, "ann", stream=True) for _ in range(3)]
+        codes = [stream.status_code for stream in streams]
+        for stream in streams:
+            stream.close()
+        return codes == [200, 200, 429]
+
+    for _ in range(4):
+        assert server.request("POST", "/completion", {"prompt": -1, "llama_user_id": "ann"}).status_code == 400
+        too_long = {"prompt": [1] * 5000, "n_predict": 1, "llama_user_id": "ann"}
+        assert server.request("POST", "/completion", too_long).status_code == 400
+
+    def is_dropped() -> bool:
+        """A request that was let in, and whose client goes away before the answer."""
+        body = {"prompt": LINES[0], "n_predict": 1500, "ignore_eos": True, "llama_user_id": "ann"}
+        try:
+            return requests.post(f"{server.url}/completion", json=body, timeout=0.1).status_code != 429
+        except requests.ReadTimeout:
+            return True
+
+    for _ in range(2):
+        wait_until(is_dropped, 20, "a place for ann")
+        wait_until(places_are_free, 20, "two places for ann, and not three")
+
+
+def test_burst_of_a_user_pushes_others_out_of_ram(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "2048", "--cache-ssd-ram", "4M", cache=kv)
+    prompt = "\n".join(LINES[:6])
+    size = server.complete(prompt, llama_user_id="ann").prompt_size
+    server.flush()
+    for n in range(30):
+        server.complete(f"{n} {prompt}", n_predict=1, llama_user_id="ben")
+        server.flush()
+    state = server.cache()["state"]
+    assert state["ram_bytes"] <= state["ram_limit"] < state["disk_bytes"] / 2, "the test is too small to need room"
+    answer = server.complete(prompt, llama_user_id="ann")
+    assert answer.reused == size - 1 and answer.source in ("hot", "warm")
