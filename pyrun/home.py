@@ -62,6 +62,11 @@ class Home:
     def web_page(self) -> Path:
         return self.root / "pyrun" / "web"
 
+    @property
+    def unpatched(self) -> Path:
+        """Upstream's server, for comparisons."""
+        return self.root / ".cache" / "upstream"
+
     def build(self, backend: str) -> Path:
         return self.root / "llama.cpp" / "build" / backend
 
@@ -82,4 +87,8 @@ def find_home() -> Home:
 
 
 def version() -> str:
-    return metadata.version("llama-run")
+    """Of the installed package; a plain checkout, from which single programs run, has none."""
+    try:
+        return metadata.version("llama-run")
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -102,7 +102,7 @@ def _compile(home: Home, request: BuildRequest, tools: Toolchain, definitions: d
             run_logged(
                 [tools.ninja, "-C", str(folder), *jobs, *TARGETS],
                 log,
-                env=_build_env(home),
+                env=build_environment(home),
                 on_step=progress.update,
             )
         finally:
@@ -114,7 +114,7 @@ def _compile(home: Home, request: BuildRequest, tools: Toolchain, definitions: d
         ) from error
 
 
-def _build_env(home: Home) -> dict[str, str]:
+def build_environment(home: Home) -> dict[str, str]:
     """Clones in different folders share one compiler cache: paths below the root are hashed as relative ones."""
     defaults = {"CCACHE_BASEDIR": str(home.root), "CCACHE_NOHASHDIR": "1"}
     own = {name: os.environ.get(name, value) for name, value in defaults.items()}

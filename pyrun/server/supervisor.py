@@ -106,7 +106,7 @@ class Supervisor:
                     stderr=subprocess.STDOUT,
                     # A terminal's Ctrl-C must reach the server once, from us, not from the terminal as well.
                     start_new_session=True,
-                    preexec_fn=_end_with_parent(os.getpid()),
+                    preexec_fn=end_with_parent(os.getpid()),
                 )
         except OSError as error:
             raise UserError(
@@ -203,8 +203,8 @@ def _describe(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def _end_with_parent(parent: int) -> Callable[[], None] | None:
-    """For the child: the kernel sends it SIGTERM when the launcher dies, even by kill -9. Linux only."""
+def end_with_parent(parent: int) -> Callable[[], None] | None:
+    """For the child: the kernel sends it SIGTERM when its parent dies, even by kill -9. Linux only."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
