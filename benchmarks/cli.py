@@ -1,11 +1,197 @@
-"""`benchmark`: the harness's command line."""
+"""`benchmark`: the harness's command line. It parses and prints; the work is in run.py."""
 
 from __future__ import annotations
 
+import shlex
+import signal
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks import compare as comparing
+from benchmarks import plots, report
+from benchmarks.bench import SIZES, SLOTS, UPSTREAM, Options
+from benchmarks.results import model_folders
+from benchmarks.run import INTERRUPTED, Request, run
+from benchmarks.scenarios.restart import size_of
+from pyrun import console
+from pyrun.errors import UserError
+from pyrun.home import find_home
+
+DEFAULT = "restart"
+ALL = ("restart", "agent", "fleet")
 
 
-def main() -> None:
-    """Says plainly that there is nothing to run yet, and fails, so that no script takes silence for a result."""
-    print("error: the benchmark harness is not there yet", file=sys.stderr)
-    sys.exit(1)
+@dataclass(frozen=True)
+class Invocation:
+    words: tuple[str, ...] = ()  # as typed
+    flags: tuple[str, ...] = ()  # behind `--`, for llama-server
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Without a command it is `restart` over the models found. Everything after `--` goes to every llama-server.",
+)
+def cli() -> None:
+    """Measures llama-run on this machine, against what you would use instead."""
+
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+PROGRAM = click.Path(path_type=Path, dir_okay=False)
+COUNT = click.IntRange(min=1)
+
+
+def _option(name: str, help_text: str, **settings: Any) -> click.Option:
+    return click.Option([f"--{name}"], help=help_text, show_default="default" in settings, **settings)
+
+
+COMMON = (
+    _option(
+        "model",
+        "A path, a name in models/ or a part of one; may be given several times (default: all in models/, else the "
+        "built-in one).",
+        multiple=True,
+    ),
+    _option("backend", "cpu, vulkan, rocm, cuda (default: those that are built).", multiple=True, metavar="NAME"),
+    _option("ctx", "Context size of a slot (default: what is needed).", type=click.IntRange(min=256)),
+    _option("tokens", "Length of an answer.", type=COUNT, default=128),
+    _option(
+        "peers",
+        f"What to measure beside it: {UPSTREAM} (unpatched, from the same source), {SLOTS} (the same, with its slot "
+        "saved and restored by hand), or the URL of any server with OpenAI's API.",
+        metavar="LIST",
+    ),
+    _option("out", "Where results go (default: benchmarks/results/YYYYMMDD-HHMM).", type=FOLDER, metavar="DIR"),
+    _option(
+        "cache-folder",
+        "Where the servers keep state meanwhile: the disk that is measured (default: .cache/ in the clone).",
+        type=FOLDER,
+        metavar="DIR",
+    ),
+    _option("server", "Our llama-server (default: the one that was built).", type=PROGRAM, metavar="PATH"),
+    _option("upstream", "An unpatched llama-server (default: it is built).", type=PROGRAM, metavar="PATH"),
+)
+SIZE_LIST = _option(
+    "sizes",
+    "Lengths of prompts, by name or in tokens. What does not fit the context is left out.",
+    default=",".join(SIZES),
+    metavar="LIST",
+)
+REPEAT = _option("repeat", "Rounds; medians and spreads are over these.", type=COUNT, default=3)
+DAMAGE = _option(
+    "damage", "Change bytes in the stored files before each warm start: the run must end as invalid.", is_flag=True
+)
+PREFIX = _option(
+    "prefix",
+    "Length of the static beginning (default: agent 4000, fleet 2000, load 1000).",
+    type=click.IntRange(min=100),
+    metavar="TOKENS",
+)
+CONVERSATIONS = _option("conversations", "How many (default: chat 6, fleet 16).", type=COUNT, metavar="N")
+TURNS = _option("turns", "Of each conversation.", type=COUNT, default=2)
+CHATS = _option(
+    "chats", "Real conversations to replay, as JSON (default: generated ones).", type=PROGRAM, metavar="FILE"
+)
+CLIENTS = _option("clients", "At once.", type=COUNT, default=4)
+REQUESTS = _option("requests", "Of each client, one after the other.", type=COUNT, default=4)
+
+
+def _add_scenario(name: str, help_text: str, *own: click.Option) -> None:
+    def callback(**given: Any) -> None:
+        call = click.get_current_context().find_object(Invocation) or Invocation()
+        _run(call, ALL if name == "all" else (name,), given)
+
+    cli.add_command(click.Command(name, callback=callback, params=[*own, *COMMON], help=help_text))
+
+
+_add_scenario("restart", "Time to the first token, cold and after a restart.", SIZE_LIST, REPEAT, DAMAGE)
+_add_scenario("agent", "An agent's session of eleven turns, with a crash in the middle.", PREFIX)
+_add_scenario("chat", "Conversations that take turns: time to the first token by turn.", CONVERSATIONS, CHATS)
+_add_scenario("fleet", "Many conversations with one system prompt: bytes and times.", PREFIX, CONVERSATIONS, TURNS)
+_add_scenario("load", "Several clients at once: throughput, percentiles, errors.", PREFIX, CLIENTS, REQUESTS)
+_add_scenario(
+    "all", "restart, agent and fleet, with upstream beside it.", SIZE_LIST, REPEAT, PREFIX, CONVERSATIONS, TURNS
+)
+
+
+@cli.command("report")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+def report_command(folder: Path) -> None:
+    """Write the tables and draw the plots of a run again."""
+    for each in model_folders(folder):
+        report.write_model_report(each)
+    valid = report.write_run_report(folder)
+    report.show(folder)
+    if not plots.can_draw():
+        console.say("plots were skipped: matplotlib is not installed")
+    sys.exit(0 if valid else 1)
+
+
+@cli.command("compare")
+@click.argument("a", type=click.Path(path_type=Path), metavar="A")
+@click.argument("b", type=click.Path(path_type=Path), metavar="B")
+def compare_command(a: Path, b: Path) -> None:
+    """Two runs side by side: what became faster or slower."""
+    console.out.print(comparing.compare(a, b).rich())
+
+
+def _run(call: Invocation, scenarios: tuple[str, ...], given: dict[str, Any]) -> None:
+    sizes = _list(given.pop("sizes", "small"))
+    peers = _list(given.pop("peers") or (UPSTREAM if scenarios == ALL else ""))
+    for size in sizes:
+        size_of(size)
+    for peer in peers:
+        if peer not in (UPSTREAM, SLOTS) and not peer.startswith(("http://", "https://")):
+            raise UserError(f"there is no peer {peer!r}", f"peers are {UPSTREAM}, {SLOTS}, or a URL")
+    request = Request(
+        scenarios=scenarios,
+        models=given.pop("model"),
+        backends=given.pop("backend"),
+        server=given.pop("server"),
+        out=given.pop("out"),
+        cache_folder=given.pop("cache_folder"),
+        command=shlex.join(["benchmark", *call.words]),
+        options=Options(sizes=sizes, peers=peers, flags=call.flags, **given),
+    )
+    sys.exit(run(find_home(), request))
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def with_default(words: Sequence[str]) -> list[str]:
+    """Without a command, `restart` is meant."""
+    names = [word for word in words if not word.startswith("-")]
+    asks_help = any(word in ("-h", "--help") for word in words)
+    if asks_help or (names and names[0] in cli.commands and words[0] == names[0]):
+        return list(words)
+    return [DEFAULT, *words]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the console script."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    call = Invocation(tuple(words), tuple(words[cut + 1 :]))
+    # A polite kill ends like Ctrl-C: servers are stopped, and what is done is kept.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        cli.main(with_default(words[:cut]), prog_name="benchmark", standalone_mode=False, obj=call)
+    except UserError as error:
+        console.show_error(error)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        console.say("interrupted")
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.peer import Peer, free_port
+from benchmarks.peers import Server
 from benchmarks.text import words
 from pyrun import console
 from pyrun.home import find_home
@@ -36,11 +36,10 @@ def main() -> None:
     program = home.server_binary("cpu")
     with tempfile.TemporaryDirectory(dir=home.root) as name:
         folder = Path(name)
-        cached = [*flags, "--cache-ssd", f"{folder}/cache"]
         peers = [
-            Peer("upstream", options.upstream, model, flags, free_port(), folder / "upstream.log"),
-            Peer("cache off", program, model, flags, free_port(), folder / "off.log"),
-            Peer("cache on", program, model, cached, free_port(), folder / "on.log"),
+            Server("upstream", options.upstream, model, flags, folder / "upstream.log"),
+            Server("cache off", program, model, flags, folder / "off.log"),
+            Server("cache on", program, model, flags, folder / "on.log", cache=folder / "cache"),
         ]
         prefill: dict[str, list[float]] = {peer.name: [] for peer in peers}
         decode: dict[str, list[float]] = {peer.name: [] for peer in peers}

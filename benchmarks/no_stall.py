@@ -23,8 +23,8 @@ from pathlib import Path
 
 import requests
 
-from benchmarks.peer import Answer, Peer, free_port
-from benchmarks.restart import prompt_of
+from benchmarks.peers import Answer, Server
+from benchmarks.text import words
 from pyrun import console
 from pyrun.home import find_home
 from pyrun.models.default import ensure_default_model
@@ -35,7 +35,7 @@ SETTLE_TOKENS = 80
 class Stream(threading.Thread):
     """Client A: the moment of every token."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Server) -> None:
         super().__init__()
         self.peer = peer
         self.moments: list[float] = []
@@ -67,7 +67,7 @@ def longest(moments: list[float], begin: float, end: float) -> float:
     return max((b - a) * 1000 for a, b in itertools.pairwise(moments) if b > begin and a < end)
 
 
-def measure(peer: Peer, prompt: list[int], seconds: float) -> tuple[Gaps, Answer]:
+def measure(peer: Server, prompt: list[int], seconds: float) -> tuple[Gaps, Answer]:
     stream = Stream(peer)
     stream.start()
     while len(stream.moments) < SETTLE_TOKENS:
@@ -95,6 +95,12 @@ def measure(peer: Peer, prompt: list[int], seconds: float) -> tuple[Gaps, Answer
     ), answer
 
 
+def prompt_of(peer: Server, n_tokens: int) -> list[int]:
+    text = words(n_tokens, "restart")
+    tokens: list[int] = peer.post("/tokenize", {"content": text, "add_special": True})["tokens"]
+    return tokens[:n_tokens]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file (default: the built-in model)")
@@ -110,8 +116,9 @@ def main() -> None:
         shim = folder / "slow_disk.so"
         source = Path(__file__).with_name("slow_disk.c")
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"], check=True)
-        flags = ["-c", "16384", "-np", "2", "--cache-ssd", f"{folder}/cache"]
-        peer = Peer("llama-run", home.server_binary("cpu"), model, flags, free_port(), folder / "server.log")
+        flags = ["-c", "16384", "-np", "2"]
+        log, cache = folder / "server.log", folder / "cache"
+        peer = Server("llama-run", home.server_binary("cpu"), model, flags, log, cache=cache)
         peer.start()
         prompt = prompt_of(peer, options.tokens)
         peer.complete(prompt, 1)

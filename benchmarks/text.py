@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 VOCABULARY = (
@@ -15,3 +16,21 @@ def words(count: int, seed: object) -> str:
     """About 1.1 tokens per word for common tokenizers."""
     rng = random.Random(str(seed))
     return " ".join(rng.choices(VOCABULARY.split(), k=count))
+
+
+def tool_schemas(count: int, seed: object) -> str:
+    """About `count` words of what agents send before anything else: tools and their parameters, as JSON."""
+    rng = random.Random(str(seed))
+    lines: list[str] = []
+    written = 0
+    while written < count:
+        names = rng.sample(VOCABULARY.split(), 3)
+        about = words(rng.randint(12, 40), rng.random())
+        tool = {
+            "name": "_".join(names[:2]),
+            "description": about,
+            "parameters": {"type": "object", "properties": {names[2]: {"type": "string"}}, "required": [names[2]]},
+        }
+        lines.append(json.dumps(tool))
+        written += len(about.split()) + 20  # the brackets, quotes and keys around it
+    return "\n".join(lines)

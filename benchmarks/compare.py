@@ -1,0 +1,87 @@
+"""Two runs side by side: what became faster or slower, and whether that is more than noise. Pure, but for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import read_models
+from benchmarks.tables import Table, seconds
+from pyrun import console
+
+LEAST = 0.05  # a smaller difference is never worth a word
+
+
+@dataclass(frozen=True)
+class Figure:
+    median: float
+    low: float
+    high: float
+    unit: str = "ms"
+
+    def __str__(self) -> str:
+        if self.unit == "ms":
+            return seconds(self.median)
+        return console.size(self.median) if self.unit == "B" else f"{self.median:.2f}"
+
+
+def figures(summary: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
+    """Everything in a model's results that can be compared. Less is better, for all of them."""
+    scenarios = summary["scenarios"]
+    for case in scenarios.get("restart", {}).get("cases", []):
+        for name, peer in case["peers"].items():
+            for phase, stat in peer.get("ttft_ms", {}).items():
+                yield f"restart, {case['size']}, {name}: {phase}", _of_stat(stat)
+    for name, peer in scenarios.get("agent", {}).get("peers", {}).items():
+        if "ttft_ms_sum" in peer:
+            yield f"agent, {name}: TTFT of all turns", _alone(peer["ttft_ms_sum"])
+        if "evaluated_per_new" in peer:
+            yield f"agent, {name}: evaluated per new token", _alone(peer["evaluated_per_new"], "")
+    for name, peer in scenarios.get("chat", {}).get("peers", {}).items():
+        for turn in peer.get("by_turn", []):
+            yield f"chat, {name}: turn {turn['turn']}", _of_stat(turn["ttft_ms"])
+    for name, peer in scenarios.get("fleet", {}).get("peers", {}).items():
+        for which, stat in peer.get("ttft_ms", {}).items():
+            yield f"fleet, {name}: {which.replace('_', ' ')}", _of_stat(stat)
+        for what in ("written_bytes", "disk_bytes"):
+            if what in peer:
+                yield f"fleet, {name}: {what.replace('_', ' ')}", _alone(peer[what], "B")
+    for name, peer in scenarios.get("load", {}).get("peers", {}).items():
+        for percent, value in peer.get("ttft_ms", {}).items():
+            yield f"load, {name}: TTFT {percent}", _alone(value)
+
+
+def _of_stat(stat: dict[str, float]) -> Figure:
+    return Figure(stat["median"], stat["min"], stat["max"])
+
+
+def _alone(value: float, unit: str = "ms") -> Figure:
+    return Figure(value, value, value, unit)
+
+
+def judge(a: Figure, b: Figure) -> str:
+    """Noise, where the two ranges overlap."""
+    if a.median == 0 or abs(b.median / a.median - 1) < LEAST:
+        return "same"
+    if a.low <= b.high and b.low <= a.high:
+        return "within the spread"
+    return "better" if b.median < a.median else "worse"
+
+
+def compare(a: Path, b: Path) -> Table:
+    left = {key: figure for summary in read_models(a) for key, figure in _keyed(summary)}
+    right = {key: figure for summary in read_models(b) for key, figure in _keyed(summary)}
+    rows: list[tuple[str, ...]] = []
+    for key in [*left, *(key for key in right if key not in left)]:
+        old, new = left.get(key), right.get(key)
+        ratio = f"{new.median / old.median:.2f}" if old and new and old.median else ""
+        told = judge(old, new) if old and new else "only in one"
+        rows.append((*key, str(old or ""), str(new or ""), ratio, told))
+    return Table(f"{a.name} and {b.name}", ("model", "what", a.name, b.name, "ratio", "judged"), rows, words=2)
+
+
+def _keyed(summary: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Figure]]:
+    for what, figure in figures(summary):
+        yield (f"{summary['model']['name']} ({summary['backend']})", what), figure

@@ -1,0 +1,123 @@
+"""What the machine allows at best: how fast it reads, copies, evaluates. A warm start is measured against that.
+
+The limit of a restore is the time to read its bytes in one go, and to evaluate what is new:
+
+    limit = bytes read / read speed + max(new tokens / prefill speed, 1 / decode speed)
+
+The last term is that evaluating even one token takes a pass through all weights, as decoding does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stats import Stat, summarise
+
+CHUNK = 4 << 20
+LEAST_BYTES, MOST_BYTES = 64 << 20, 1 << 30
+ROUNDS = 3
+READERS = 4
+RESIDENT = 0.02  # of a file's pages; less than that in RAM counts as dropped
+
+
+def eval_ms(n_tokens: int, prefill: float, decode: float) -> float:
+    return max(n_tokens / prefill, 1 / decode) * 1000
+
+
+def restore_limit_ms(n_bytes: float, bytes_per_s: float, n_tokens: int, prefill: float, decode: float) -> float:
+    return n_bytes / bytes_per_s * 1000 + eval_ms(n_tokens, prefill, decode)
+
+
+def forget(paths: Iterable[Path]) -> bool:
+    """Takes files out of the page cache, as a restart of the machine would. Whether they are really gone."""
+    os.sync()
+    files = [path for path in paths if path.is_file() and path.stat().st_size]
+    if hasattr(os, "posix_fadvise"):
+        for path in files:
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if all(resident_part(path) < RESIDENT for path in files):
+        return True
+    try:  # root may drop everything
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError:
+        return False
+    return all(resident_part(path) < RESIDENT for path in files)
+
+
+def resident_part(path: Path) -> float:
+    """How much of a file is in the page cache; 1 where the system does not tell."""
+    size = path.stat().st_size
+    pages = -(-size // mmap.PAGESIZE)
+    seen = (ctypes.c_ubyte * pages)()
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as m,
+    ):
+        where = ctypes.c_char.from_buffer(m)
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            done = libc.mincore(ctypes.c_void_p(ctypes.addressof(where)), ctypes.c_size_t(size), seen)
+        finally:
+            del where  # the mapping cannot be closed while something points into it
+    return sum(byte & 1 for byte in seen) / pages if done == 0 else 1.0
+
+
+def measure_reading(folder: Path, n_bytes: int) -> dict[str, Any]:
+    """Sequential reads of a file like those of the cache, and the same by several readers at once."""
+    size = max(LEAST_BYTES, min(MOST_BYTES, n_bytes)) // CHUNK * CHUNK
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".speed-") as file:
+        path = Path(file.name)
+        for _ in range(size // CHUNK):
+            file.write(os.urandom(CHUNK))  # some disks and file systems compress
+        file.flush()
+        os.fsync(file.fileno())
+        dropped = True
+        alone: list[float] = []
+        together: list[float] = []
+        for _ in range(ROUNDS):
+            dropped = forget([path]) and dropped
+            alone.append(_read_speed(path, size, 1))
+            dropped = forget([path]) and dropped
+            together.append(_read_speed(path, size, READERS))
+    return {
+        "bytes": size,
+        "page_cache": "dropped" if dropped else "kept",
+        "sequential_bytes_per_s": summarise(alone),
+        "parallel_bytes_per_s": summarise(together),
+        "readers": READERS,
+    }
+
+
+def _read_speed(path: Path, size: int, readers: int) -> float:
+    part = size // readers
+
+    def read(number: int) -> None:
+        buffer = bytearray(CHUNK)
+        with path.open("rb", buffering=0) as file:
+            file.seek(number * part)
+            left = part
+            while left > 0:
+                left -= file.readinto(memoryview(buffer)[: min(CHUNK, left)]) or left
+
+    started = time.perf_counter()
+    if readers == 1:
+        read(0)
+    else:
+        with ThreadPoolExecutor(readers) as pool:
+            list(pool.map(read, range(readers)))
+    return size / (time.perf_counter() - started)
+
+
+def speed_of(limits: dict[str, Any]) -> float:
+    """Bytes a second that a restore is measured against: one reader, in order."""
+    stat: Stat = limits["reading"]["sequential_bytes_per_s"]
+    return stat["median"]

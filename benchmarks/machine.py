@@ -1,0 +1,108 @@
+"""What was measured on what: machine, build, model and noise, as they go into every result."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pyrun.home import Home, version
+from pyrun.machine.describe import describe
+from pyrun.machine.probe import probe
+from pyrun.models.facts import ModelFacts
+from pyrun.models.find import Model
+from pyrun.upstream.pin import read_pin
+
+WHOLE_HASH_BYTES = 2 << 30
+SAMPLE = 1 << 20
+SAMPLES = 256
+# Of the cores, at the start: more is somebody else's work.
+BUSY_LOAD = 0.25
+
+
+def describe_machine() -> dict[str, Any]:
+    machine = describe(probe())
+    return {
+        "name": machine.name,
+        "system": f"{platform.system()} {platform.release()}",
+        "distribution": machine.distribution_name,
+        "cpu": machine.cpu.name,
+        "cpu_level": machine.cpu.level,
+        "cores": machine.cpu.cores,
+        "ram_bytes": machine.ram,
+        "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory, "driver": gpu.driver} for gpu in machine.gpus],
+        "python": platform.python_version(),
+    }
+
+
+def describe_build(home: Home, server: Path) -> dict[str, Any]:
+    """Of one server program: what it says of itself, and the checkout it was started from."""
+    pin = read_pin(home.pin)
+    return {
+        "server": str(server),
+        "says": _first_line([str(server), "--version"]),
+        "sha256": sha256_of(server)["sha256"],
+        "pin": pin.commit,
+        "llama_run": version(),
+        "commit": _first_line(["git", "-C", str(home.root), "rev-parse", "HEAD"]),
+        "edited": bool(_first_line(["git", "-C", str(home.root), "status", "--porcelain", "-uno"])),
+    }
+
+
+def describe_model(model: Model, facts: ModelFacts) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "file": model.path.name,
+        "bytes": model.size,
+        **sha256_of(model.path),
+        "architecture": facts.architecture,
+        "quantisation": facts.quantisation,
+        "kind": facts.kind,
+        "context": facts.context,
+        "kv_bytes_per_token": facts.kv_per_token("f16", "f16"),
+        "fixed_bytes": facts.checkpoint_bytes("f16", "f16"),
+    }
+
+
+def sha256_of(path: Path) -> dict[str, Any]:
+    """Of the whole file; of samples of a very large one, which says so."""
+    size = path.stat().st_size
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        if size <= WHOLE_HASH_BYTES:
+            while block := file.read(SAMPLE):
+                digest.update(block)
+            return {"sha256": digest.hexdigest()}
+        for n in range(SAMPLES):
+            file.seek((size - SAMPLE) * n // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE))
+    digest.update(str(size).encode())
+    return {"sha256_of_samples": digest.hexdigest(), "samples": f"{SAMPLES} x {SAMPLE} bytes and the size"}
+
+
+def noise() -> dict[str, Any]:
+    load = os.getloadavg()
+    return {
+        "load_average": [round(value, 2) for value in load],
+        "cores": psutil.cpu_count() or 1,
+        "memory_available": psutil.virtual_memory().available,
+    }
+
+
+def is_busy(noise_before: dict[str, Any]) -> bool:
+    return bool(noise_before["load_average"][0] > BUSY_LOAD * noise_before["cores"])
+
+
+def _first_line(command: list[str]) -> str:
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    lines = [line for line in (result.stdout + result.stderr).splitlines() if line.strip()]
+    versions = [line for line in lines if line.startswith("version")]
+    return (versions or lines or [""])[0] if result.returncode == 0 else ""

@@ -1,0 +1,183 @@
+"""Results as pictures, PNG and SVG. Without matplotlib there are none, and that is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import OURS
+
+COLOURS = ("#1f77b4", "#d95f02", "#7f7f7f", "#2ca02c", "#9467bd", "#8c564b")
+SIZE = (7.2, 4.2)
+
+
+def can_draw() -> bool:
+    return find_spec("matplotlib") is not None
+
+
+def draw_model(summary: dict[str, Any], folder: Path) -> list[str]:
+    """All plots that the results of a model have data for; gives their names, without the endings."""
+    if not can_draw():
+        return []
+    drawn: list[str] = []
+    title = f"{summary['model']['name']}, {summary['backend']}"
+    for name, result in summary["scenarios"].items():
+        for plot, draw in PLOTS.get(name, {}).items():
+            if _has_data(result):
+                with _figure(folder / f"{name}-{plot}") as axes:
+                    draw(axes, result)
+                    axes.set_title(title, fontsize=10, loc="left")
+                drawn.append(f"{name}-{plot}")
+    return drawn
+
+
+def draw_run(summaries: list[dict[str, Any]], folder: Path) -> list[str]:
+    """Cold against warm, over all models and backends."""
+    cases = [
+        (f"{summary['model']['name']}\n{summary['backend']}, {case['size']}", case["peers"][OURS]["ttft_ms"])
+        for summary in summaries
+        for case in summary["scenarios"].get("restart", {}).get("cases", [])
+        if case["peers"].get(OURS, {}).get("ttft_ms", {}).get("warm")
+    ]
+    if not cases or not can_draw():
+        return []
+    with _figure(folder / "restart") as axes:
+        _bars(axes, [label for label, _ in cases], {p: [t[p]["median"] for _, t in cases] for p in ("cold", "warm")})
+    return ["restart"]
+
+
+@contextmanager
+def _figure(path: Path) -> Iterator[Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    # Without a date and with fixed ids, the same data gives the same file.
+    settings: Any = {"svg.hashsalt": "llama-run", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+    with pyplot.rc_context(settings):
+        figure, axes = pyplot.subplots(figsize=SIZE, layout="constrained")
+        yield axes
+        handles, labels = axes.get_legend_handles_labels()
+        if handles:
+            axes.legend(handles, labels, frameon=False)
+        figure.savefig(path.with_suffix(".png"), dpi=150)
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def _has_data(result: dict[str, Any]) -> bool:
+    if result["scenario"] == "restart":
+        return any(p.get("ttft_ms", {}).get("warm") for case in result.get("cases", []) for p in case["peers"].values())
+    return any(peer.get("turns") or peer.get("ttft_ms") for peer in result.get("peers", {}).values())
+
+
+def _colours(result: dict[str, Any]) -> dict[str, str]:
+    names = list(result.get("peers", {}))
+    return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
+
+
+def _bars(axes: Any, labels: list[str], series: dict[str, list[float | None]]) -> None:
+    """Groups of bars on a log scale, each with its value."""
+    from benchmarks.tables import seconds
+
+    width = 0.8 / len(series)
+    for at, (name, values) in enumerate(series.items()):
+        places = [i + (at - (len(series) - 1) / 2) * width for i in range(len(labels))]
+        there = [(place, value) for place, value in zip(places, values, strict=True) if value]
+        colour = COLOURS[at % len(COLOURS)]
+        axes.bar([place for place, _ in there], [value for _, value in there], width, label=name, color=colour)
+        for place, value in there:
+            axes.annotate(
+                seconds(value), (place, value), ha="center", va="bottom", fontsize=7, rotation=90 if width < 0.15 else 0
+            )
+    axes.set_yscale("log")
+    axes.margins(y=0.15)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_ylabel("time to the first token, ms")
+
+
+def _cold_warm(axes: Any, result: dict[str, Any]) -> None:
+    cases = result["cases"]
+    names = list(dict.fromkeys(name for case in cases for name in case["peers"]))
+    series: dict[str, list[float | None]] = {}
+    for name in names:
+        for phase in ("cold", "warm", "ram") if name == OURS else ("cold", "warm"):
+            values = [case["peers"].get(name, {}).get("ttft_ms", {}).get(phase, {}).get("median") for case in cases]
+            if any(values):
+                series[f"{name}, {'from RAM' if phase == 'ram' else phase}"] = values
+    _bars(axes, [f"{case['size']}" for case in cases], series)
+
+
+def _by_turn(axes: Any, result: dict[str, Any]) -> None:
+    colours = _colours(result)
+    for name, peer in result["peers"].items():
+        times = [turn["ttft_ms"] for turn in peer["turns"]]
+        axes.plot(range(1, len(times) + 1), times, marker="o", markersize=4, label=name, color=colours[name])
+    ours = result["peers"].get(OURS, {}).get("turns", [])
+    if ours and "cold_ms_estimated" in ours[0]:
+        cold = [turn["cold_ms_estimated"] for turn in ours]
+        axes.plot(range(1, len(cold) + 1), cold, linestyle=":", color="#444444", label="from nothing (estimated)")
+    axes.set_yscale("log")
+    axes.set_xlabel("turn")
+    axes.set_ylabel("time to the first token, ms")
+
+
+def _by_chat_turn(axes: Any, result: dict[str, Any]) -> None:
+    colours = _colours(result)
+    for name, peer in result["peers"].items():
+        turns = [turn["turn"] for turn in peer["by_turn"]]
+        medians = [turn["ttft_ms"]["median"] for turn in peer["by_turn"]]
+        axes.plot(turns, medians, marker="o", markersize=4, label=f"{name}, median", color=colours[name])
+        axes.plot(turns, [turn["p90_ms"] for turn in peer["by_turn"]], linestyle="--", label="p90", color=colours[name])
+    axes.set_yscale("log")
+    axes.set_xlabel("turn of a conversation")
+    axes.set_ylabel("time to the first token, ms")
+
+
+def _written(axes: Any, result: dict[str, Any]) -> None:
+    """Summed up, because that is what wears a disk."""
+    colours = _colours(result)
+    for name, peer in result["peers"].items():
+        written = [turn.get("written_bytes") for turn in peer["turns"]]
+        if any(written):
+            label = f"{name}, written"
+            axes.plot(range(1, len(written) + 1), _sums(written), label=label, color=colours[name])
+        if name == OURS:
+            whole = _sums([turn["whole_bytes"] for turn in peer["turns"]])
+            axes.plot(range(1, len(whole) + 1), whole, linestyle=":", color="#444444", label="whole states (computed)")
+    axes.set_xlabel("turn, of all conversations")
+    axes.set_ylabel("MB written so far")
+    axes.set_ylim(bottom=0)
+
+
+def _sums(values: list[float | None]) -> list[float]:
+    total, out = 0.0, []
+    for value in values:
+        total += value or 0.0
+        out.append(total / 1e6)
+    return out
+
+
+def _percentiles(axes: Any, result: dict[str, Any]) -> None:
+    colours = _colours(result)
+    for name, peer in result["peers"].items():
+        times = sorted(answer["ttft_ms"] for answer in peer["answers"])
+        if times:
+            percent = [100 * (at + 1) / len(times) for at in range(len(times))]
+            axes.step(percent, times, where="post", label=name, color=colours[name])
+    axes.set_yscale("log")
+    axes.set_xlabel("percent of answers")
+    axes.set_ylabel("time to the first token, at most, ms")
+
+
+PLOTS: dict[str, dict[str, Any]] = {
+    "restart": {"cold-warm": _cold_warm},
+    "agent": {"turns": _by_turn},
+    "chat": {"turns": _by_chat_turn},
+    "fleet": {"turns": _by_turn, "written": _written},
+    "load": {"percentiles": _percentiles},
+}

@@ -1,0 +1,100 @@
+"""What a person reads of a run: summary.md per model and for all, and the plots beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks import plots, tables
+from benchmarks.results import SUMMARY, is_valid, model_folders, read_json, read_models, verdict, write_json
+from pyrun import console
+
+
+def write_model_report(folder: Path) -> list[str]:
+    """From the folder's summary.json. Gives the names of plots."""
+    summary = read_json(folder / SUMMARY)
+    drawn = plots.draw_model(summary, folder)
+    (folder / "summary.md").write_text(model_page(summary, drawn), encoding="utf-8")
+    return drawn
+
+
+def write_run_report(run: Path) -> bool:
+    """The aggregate over models and backends. Whether everything in it is valid."""
+    summaries = read_models(run)
+    folders = list(model_folders(run))
+    if folders == [run]:
+        return all_valid(summaries)
+    drawn = plots.draw_run(summaries, run)
+    page = ["# Benchmark " + run.name, "", tables.of_run(summaries).markdown(), ""]
+    page += [f"![{name}]({name}.png)\n" for name in drawn]
+    page += [
+        f"- [{f.parent.name}/{f.name}]({f.relative_to(run)}/summary.md): {_verdicts(read_json(f / SUMMARY))}"
+        for f in folders
+    ]
+    (run / "summary.md").write_text("\n".join(page) + "\n", encoding="utf-8")
+    write_json(
+        run / SUMMARY,
+        {
+            "valid": all_valid(summaries),
+            "models": [
+                {
+                    "backend": summary["backend"],
+                    "model": summary["model"]["name"],
+                    "folder": str(folder.relative_to(run)),
+                    "scenarios": {name: verdict(result) for name, result in summary["scenarios"].items()},
+                }
+                for folder, summary in zip(folders, summaries, strict=True)
+            ],
+        },
+    )
+    return all_valid(summaries)
+
+
+def all_valid(summaries: list[dict[str, Any]]) -> bool:
+    return all(is_valid(result) for summary in summaries for result in summary["scenarios"].values())
+
+
+def _verdicts(summary: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {verdict(result)}" for name, result in summary["scenarios"].items())
+
+
+def model_page(summary: dict[str, Any], drawn: list[str]) -> str:
+    model, machine = summary["model"], summary["machine"]
+    page = [f"# {model['name']} on {summary['backend']}", "", f"`{summary['command']}`", ""]
+    for result in summary["scenarios"].values():
+        page += [f"## {result['scenario']}: {verdict(result)}", ""]
+        page += [f"**Problem:** {problem}\n" for problem in result["problems"]]
+        for table in tables.of_result(result):
+            page += [table.title.capitalize() + ":", "", table.markdown(), ""]
+        page += [f"![{name}]({name}.png)\n" for name in drawn if name.startswith(result["scenario"])]
+        page += [f"- {note}" for note in dict.fromkeys(result["notes"])]
+        before, after = result["noise"]["before"]["load_average"][0], result["noise"]["after"]["load_average"][0]
+        page += [f"- load average {before} before, {after} after, on {result['noise']['before']['cores']} cores", ""]
+    page += ["## Limits", "", tables.of_limits(summary["limits"]).markdown(), ""]
+    page += ["## What was measured on what", ""]
+    gpus = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "none in use"
+    digest = model.get("sha256") or f"{model['sha256_of_samples']} (of samples)"
+    build = summary["build"]
+    ram, size = console.size(machine["ram_bytes"]), console.size(model["bytes"])
+    system = machine["distribution"] or machine["system"]
+    revision = (build["commit"][:12] or build["llama_run"]) + (" with edits" if build["edited"] else "")
+    page += [f"- {machine['cpu']}, {machine['cores']} cores, {ram} RAM; GPU: {gpus}; {system}"]
+    page += [f"- {model['file']}: {model['architecture']}, {model['quantisation']}, {size}, sha256 {digest}"]
+    page += [f"- llama-run {revision}, llama.cpp {build['pin'][:9]}; `{build['says']}`"]
+    page += [f"- {name}: {told}" for name, told in summary["peers"].items()]
+    page += [f"- flags of `{name}`: `{flags}`" for name, flags in summary["flags"].items()]
+    return "\n".join(page) + "\n"
+
+
+def show(run: Path) -> None:
+    """The tables, on the terminal."""
+    for summary in read_models(run):
+        console.out.print(f"\n[bold]{summary['model']['name']}[/bold] on {summary['backend']}")
+        for result in summary["scenarios"].values():
+            for table in tables.of_result(result):
+                console.out.print(table.rich())
+            for note in dict.fromkeys(result["notes"]):
+                console.say(f"note: {note}")
+            for problem in result["problems"]:
+                console.say(f"invalid: {result['scenario']}: {problem}")
+        console.out.print(tables.of_limits(summary["limits"]).rich())

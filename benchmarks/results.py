@@ -1,0 +1,134 @@
+"""Where results lie, and how they get there: written as soon as they are known, so that nothing done is ever lost.
+
+RUN/run.json                       what was asked for, on which machine, how it ended
+RUN/summary.json, summary.md       all models and backends
+RUN/BACKEND/MODEL/summary.json     everything about one model; summary.md and plots beside it
+RUN/BACKEND/MODEL/SCENARIO/        raw.jsonl (every answer), stats.jsonl (the cache's counters), server logs
+RUN/BACKEND/MODEL/restart/SIZE.json
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import Answer
+from pyrun.errors import UserError
+
+SCHEMA = 1
+SUMMARY = "summary.json"
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Room:
+    """The folder of one scenario."""
+
+    folder: Path
+
+    def log(self, peer: str) -> Path:
+        return self.folder / f"{file_name(peer)}.log"
+
+    def record(self, peer: str, label: str, answer: Answer) -> None:
+        line = {
+            "at": round(time.time(), 3),
+            "peer": peer,
+            "label": label,
+            "ttft_ms": round(answer.ttft_ms, 3),
+            "total_ms": round(answer.total_ms, 3),
+            "timings": answer.timings,
+            "usage": answer.usage,
+            "text": answer.text,
+        }
+        self._append("raw.jsonl", line)
+
+    def note_stats(self, peer: str, label: str, stats: dict[str, Any]) -> None:
+        self._append("stats.jsonl", {"at": round(time.time(), 3), "peer": peer, "label": label, **stats})
+
+    def _append(self, name: str, line: object) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def new_result(scenario: str, settings: dict[str, Any]) -> Result:
+    """What a scenario fills in. It is valid as long as it has no problems, and complete once it has been played."""
+    return {"scenario": scenario, "status": "running", "settings": settings, "problems": [], "notes": [], "failed": []}
+
+
+def is_valid(result: Result) -> bool:
+    return not result["problems"]
+
+
+def verdict(result: Result) -> str:
+    """In a word or two, for tables."""
+    return "invalid" if result["problems"] else "valid" if result["status"] == "complete" else str(result["status"])
+
+
+def file_name(text: str) -> str:
+    """Of a name that may hold anything, such as a URL."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in text).strip("-.") or "unnamed"
+
+
+def new_run_folder(root: Path) -> Path:
+    """benchmarks/results/YYYYMMDD-HHMM; a second run in the same minute gets a number."""
+    stamp = time.strftime("%Y%m%d-%H%M")
+    for name in (stamp, *(f"{stamp}-{n}" for n in range(2, 100))):
+        folder = root / name
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot make {folder}: {error.strerror or error}", "give another folder: --out") from error
+        return folder
+    raise UserError(f"too many runs in {root} in one minute", "wait for the next one")
+
+
+def write_json(path: Path, content: object) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UserError(
+            f"{path} is not valid JSON: {error}", "it was edited or cut off; run the benchmark again"
+        ) from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a result of `benchmark`")
+    return content
+
+
+def model_folders(run: Path) -> Iterator[Path]:
+    """Those of a run that hold results, or the folder itself if it is one."""
+    if not run.is_dir():
+        raise UserError(f"there is no folder {run}", "results are in benchmarks/results/")
+    found = [path.parent for path in sorted(run.glob(f"*/*/{SUMMARY}"))]
+    if not found and (run / SUMMARY).exists() and "model" in read_json(run / SUMMARY):
+        found = [run]
+    if not found:
+        raise UserError(f"{run} holds no results", "give the folder of a run: benchmarks/results/YYYYMMDD-HHMM")
+    yield from found
+
+
+def read_models(run: Path) -> list[dict[str, Any]]:
+    summaries = [read_json(folder / SUMMARY) for folder in model_folders(run)]
+    for summary in summaries:
+        if summary.get("schema") != SCHEMA:
+            raise UserError(
+                f"{run} has results of another version ({summary.get('schema')})", "run the benchmark again"
+            )
+    return summaries

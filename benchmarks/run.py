@@ -1,0 +1,260 @@
+"""One run: which models on which backends, scenario after scenario, with results on disk as soon as they are there."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from benchmarks import limits as machine_limits
+from benchmarks import machine, plots, report
+from benchmarks.bench import OURS, SLOTS, UPSTREAM, Bench, Options, context_for
+from benchmarks.progress import RunProgress
+from benchmarks.results import SCHEMA, SUMMARY, Result, file_name, new_result, new_run_folder, write_json
+from benchmarks.scenarios import agent, chat, fleet, load, restart
+from benchmarks.stats import summarise
+from pyrun import console
+from pyrun.errors import UserError
+from pyrun.home import Home
+from pyrun.models.default import CHAT_TEMPLATE, default_model_path, ensure_default_model
+from pyrun.models.find import Model, find_model, list_models
+from pyrun.models.look import look
+
+SCENARIOS: dict[str, ModuleType] = {module.NAME: module for module in (restart, agent, chat, fleet, load)}
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Request:
+    scenarios: tuple[str, ...]
+    options: Options
+    models: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    server: Path | None = None
+    out: Path | None = None
+    cache_folder: Path | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The servers of one backend."""
+
+    ours: Path
+    unpatched: Path | None
+    peers: dict[str, str]  # what each is, for the reader
+
+
+def run(home: Home, request: Request) -> int:
+    """The exit code: 0 if all is valid, 1 if not, 130 after Ctrl-C. Whatever was done is kept."""
+    models = _choose_models(home, request.models)
+    backends = request.backends or _built_backends(home, request.server)
+    programs = {backend: _programs(home, request, backend) for backend in backends}
+    folder = request.out or new_run_folder(home.root / "benchmarks" / "results")
+    folder.mkdir(parents=True, exist_ok=True)
+    before = machine.noise()
+    if machine.is_busy(before):
+        console.say(f"warning: the machine is busy (load average {before['load_average'][0]}); times will be too long")
+    about = {"schema": SCHEMA, "command": request.command, "machine": machine.describe_machine(), "status": "running"}
+    about |= {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "noise": before}
+    write_json(folder / "run.json", about)
+    interrupted = False
+    with _caches(home, request.cache_folder) as caches:
+        try:
+            for backend in backends:
+                for model in models:
+                    _measure_model(home, request, backend, programs[backend], model, folder, caches, about)
+        except KeyboardInterrupt:
+            interrupted = True
+    about["status"] = "interrupted" if interrupted else "complete"
+    about["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    write_json(folder / "run.json", about)
+    _scrub(folder, {caches: "CACHES", folder.resolve(): "RESULTS", home.root: "."})
+    return _close(folder, interrupted)
+
+
+def _close(folder: Path, interrupted: bool) -> int:
+    if not any(folder.glob(f"*/*/{SUMMARY}")):
+        console.say("interrupted before anything was measured")
+        return INTERRUPTED
+    valid = report.write_run_report(folder)
+    report.show(folder)
+    console.say(f"results: {folder}")
+    if not plots.can_draw():
+        console.say("plots were skipped: matplotlib is not installed; `benchmark report DIR` draws them later")
+    if interrupted:
+        console.say("interrupted: what was done is kept")
+        return INTERRUPTED
+    if not valid:
+        console.say("the run failed: at least one result is invalid, see above")
+    return 0 if valid else 1
+
+
+def _measure_model(
+    home: Home,
+    request: Request,
+    backend: str,
+    programs: Programs,
+    model: Model,
+    folder: Path,
+    caches: Path,
+    about: dict[str, Any],
+) -> None:
+    facts = look(model)
+    progress = RunProgress()
+    bench = Bench(
+        options=request.options,
+        model=model,
+        facts=facts,
+        backend=backend,
+        server=programs.ours,
+        unpatched=programs.unpatched,
+        chat_template=CHAT_TEMPLATE if model.path == default_model_path(home).resolve() else None,
+        caches=caches,
+        limits={},
+        progress=progress,
+        folder=folder / file_name(backend) / file_name(model.name),
+    )
+    console.say(f"{model.name} on {backend}: {', '.join(request.scenarios)}")
+    summary: dict[str, Any] = {
+        "schema": SCHEMA,
+        "command": request.command,
+        "backend": backend,
+        "machine": about["machine"],
+        "build": machine.describe_build(home, programs.ours),
+        "model": machine.describe_model(model, facts),
+        "peers": programs.peers,
+        "flags": {},
+        "limits": bench.limits,
+        "scenarios": {},
+    }
+    largest = max(map(restart.size_of, request.options.sizes))
+    bench.limits["reading"] = machine_limits.measure_reading(caches, int(largest * facts.kv_per_token("f16", "f16")))
+    plans = [(name, _plan(bench, SCENARIOS[name])) for name in request.scenarios]
+    progress.open(sum(cost for _, cost in plans))
+    reached = 0.0
+    try:
+        for name, cost in plans:
+            _play(bench, summary, name)
+            reached += cost
+            progress.reach(reached)
+    finally:
+        progress.close()
+        write_json(bench.folder / SUMMARY, summary)
+        report.write_model_report(bench.folder)
+
+
+def _plan(bench: Bench, scenario: ModuleType) -> float:
+    ctx = context_for(scenario.needs(bench), bench.options.ctx, bench.facts.context)
+    cost: float = scenario.plan(bench, ctx)
+    return cost
+
+
+def _play(bench: Bench, summary: dict[str, Any], name: str) -> None:
+    """Fills in the summary, whatever happens: a failure is a result, too."""
+    scenario = SCENARIOS[name]
+    bench.enter(name, scenario.needs(bench))
+    result: Result = new_result(name, {"ctx": bench.ctx, **_settings(bench.options)})
+    summary["scenarios"][name] = result
+    summary["flags"][name] = " ".join(_flags(bench, name))
+    noise = result["noise"] = {"before": machine.noise()}
+    try:
+        scenario.play(bench, result)
+        result["status"] = "complete"
+    except UserError as error:
+        result["status"] = "failed"
+        result["problems"].append(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
+    except KeyboardInterrupt:
+        result["status"] = "interrupted"
+        raise
+    finally:
+        scenario.end(bench.limits, result)
+        bench.limits.update({speed: summarise(values) for speed, values in bench.speeds.items()})
+        noise["after"] = machine.noise()
+        write_json(bench.folder / SUMMARY, summary)
+
+
+def _flags(bench: Bench, name: str) -> list[str]:
+    slots = bench.options.clients if name == load.NAME else 1
+    return ["--ctx-size", str(bench.ctx * slots), "--parallel", str(slots), "--cache-ssd", "DIR", *bench.options.flags]
+
+
+def _settings(options: Options) -> dict[str, Any]:
+    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+
+
+def _choose_models(home: Home, wanted: tuple[str, ...]) -> list[Model]:
+    if wanted:
+        return [find_model(home, name) for name in wanted]
+    models = [model for model in list_models(home) if not model.missing]
+    if models:
+        return models
+    console.say("no model in models/: using the built-in default")
+    return [find_model(home, str(ensure_default_model(home)))]
+
+
+def _built_backends(home: Home, server: Path | None) -> tuple[str, ...]:
+    if server is not None:
+        return ("cpu",)
+    built = sorted(path.parents[1].name for path in home.build("cpu").parent.glob("*/bin/llama-server"))
+    if not built:
+        raise UserError("llama-server is not built", "run `llama-run build` first, or give one: --server PATH")
+    return tuple(built)
+
+
+def _programs(home: Home, request: Request, backend: str) -> Programs:
+    ours = (request.server or home.server_binary(backend)).resolve()
+    if not ours.is_file():
+        raise UserError(f"there is no server {ours}", f"`llama-run build --backend {backend}` builds it")
+    options = request.options
+    told = {OURS: "the patched server, with its cache on disk"}
+    unpatched: Path | None = None
+    if {UPSTREAM, SLOTS} & set(options.peers):
+        if options.upstream is not None:
+            unpatched, which = options.upstream.resolve(), "a server given by the user"
+            if not unpatched.is_file():
+                raise UserError(f"there is no server {unpatched}", "leave out --upstream to have it built")
+        else:
+            from pyrun.build.unpatched import build_unpatched
+
+            built = build_unpatched(home, backend)
+            unpatched, which = built.server, f"llama.cpp {built.commit[:9]}, unpatched"
+            if built.fixes:
+                which += f" but for {', '.join(built.fixes)} (a compiler's fault, worked around on both sides)"
+        told |= {UPSTREAM: which} if UPSTREAM in options.peers else {}
+        told |= {SLOTS: f"{which}; its slot is saved and restored by hand"} if SLOTS in options.peers else {}
+    told |= {peer: "a server of its own, not restarted" for peer in options.peers if peer not in (UPSTREAM, SLOTS)}
+    return Programs(ours, unpatched, told)
+
+
+@contextmanager
+def _caches(home: Home, chosen: Path | None) -> Iterator[Path]:
+    """On the disk that is meant, and gone at the end."""
+    parent = chosen or home.root / ".cache"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="benchmark-", dir=parent)).resolve()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {parent}: {error.strerror or error}", "give another: --cache-folder"
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _scrub(folder: Path, names: dict[Path, str]) -> None:
+    """Results are meant to be shown: where things lie on this machine is nobody's business."""
+    for path in folder.rglob("*"):
+        if path.suffix in (".log", ".json", ".jsonl", ".md") and path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            for place, name in names.items():
+                text = text.replace(str(place), name)
+            path.write_text(text, encoding="utf-8")

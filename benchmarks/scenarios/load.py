@@ -1,0 +1,120 @@
+"""Several clients at once: how much is answered, how soon, and with how many errors?
+
+Every client has a conversation of its own, all with the same system prompt, and asks again as soon as it is answered.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from benchmarks.bench import ROOM_TOKENS, Bench
+from benchmarks.peers import Answer, Message, Peer, PeerError, Server
+from benchmarks.progress import RunProgress
+from benchmarks.results import Result
+from benchmarks.stats import percentiles
+
+NAME = "load"
+PREFIX = 1000
+QUESTION_TOKENS = 120
+
+
+def prefix_of(bench: Bench) -> int:
+    return bench.options.prefix or PREFIX
+
+
+def needs(bench: Bench) -> int:
+    """Of one slot."""
+    options = bench.options
+    return prefix_of(bench) + options.requests * (QUESTION_TOKENS + options.tokens + 32) + ROOM_TOKENS
+
+
+def plan(bench: Bench, ctx: int) -> float:
+    options = bench.options
+    one = QUESTION_TOKENS + options.tokens * RunProgress.ANSWER_TOKEN
+    return (prefix_of(bench) + options.clients * options.requests * one) * (1 + len(options.peers))
+
+
+def play(bench: Bench, result: Result) -> None:
+    result["settings"] |= {"clients": bench.options.clients, "requests": bench.options.requests}
+    result["peers"] = {}
+    for peer in bench.peers(slots=bench.options.clients):
+        with bench.watch(result, peer):
+            result["peers"][peer.name] = {"answers": [], "errors": []}
+            try:
+                _rush(bench, result, peer)
+            finally:
+                peer.stop()
+
+
+def _rush(bench: Bench, result: Result, peer: Peer) -> None:
+    entry: dict[str, Any] = result["peers"][peer.name]
+    bench.empty_caches(peer)
+    peer.start()
+    peer.warm_up()
+    if isinstance(peer, Server):
+        bench.calibrate(peer)
+    stop = threading.Event()
+    lock = threading.Lock()
+    began = time.perf_counter()
+
+    def client(number: int) -> None:
+        history: list[Message] = [{"role": "system", "content": bench.text(prefix_of(bench), "load")}]
+        for request in range(bench.options.requests):
+            if stop.is_set():
+                return
+            question = bench.text(QUESTION_TOKENS, f"load {number} {request}")
+            history.append({"role": "user", "content": question})
+            label = f"client {number + 1} request {request + 1}"
+            try:
+                answer = peer.chat(history, bench.options.tokens, ignore_eos=True)
+            except PeerError as error:
+                with lock:
+                    entry["errors"].append(f"{label}: {error.message}")
+                return
+            history.append({"role": "assistant", "content": answer.text})
+            with lock:
+                _note(bench, entry, peer, label, answer)
+
+    threads = [threading.Thread(target=client, args=(n,), daemon=True) for n in range(bench.options.clients)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():  # in short waits, so that Ctrl-C is heard
+                thread.join(0.2)
+    finally:
+        stop.set()
+        entry["seconds"] = time.perf_counter() - began
+    if entry["errors"]:
+        result["problems"].append(
+            f"{peer.name}: {len(entry['errors'])} of {bench.options.clients} clients got an error; {entry['errors'][0]}"
+        )
+
+
+def _note(bench: Bench, entry: dict[str, Any], peer: Peer, label: str, answer: Answer) -> None:
+    bench.progress.say(f"{bench.model.name}: load, {label}, {peer.name}")
+    bench.progress.advance(answer.evaluated, answer.n_answer)
+    bench.room.record(peer.name, label, answer)
+    entry["answers"].append(
+        {
+            "label": label,
+            "n_tokens": answer.n_prompt,
+            "reused": answer.reused,
+            "evaluated": answer.evaluated,
+            "answer_tokens": answer.n_answer,
+            "source": answer.source,
+            "ttft_ms": answer.ttft_ms,
+            "total_ms": answer.total_ms,
+        }
+    )
+
+
+def end(limits: dict[str, Any], result: Result) -> None:
+    for peer in result.get("peers", {}).values():
+        answers = peer["answers"]
+        if answers and peer.get("seconds"):
+            peer["ttft_ms"] = percentiles([answer["ttft_ms"] for answer in answers])
+            peer["answers_per_s"] = len(answers) / peer["seconds"]
+            peer["tokens_per_s"] = sum(answer["answer_tokens"] for answer in answers) / peer["seconds"]

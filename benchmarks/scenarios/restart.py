@@ -1,0 +1,230 @@
+"""The same prompt before and after a restart: how long until the first token?
+
+- cold: a fresh server with an empty cache;
+- again: the same prompt at once, from the slot, as the answer of a process that never stopped;
+- warm: the server was stopped and started, and what it has stored is not in the page cache;
+- ram: another prompt took the slot in between, and nothing was restarted.
+
+A server that is not ours to restart is asked twice instead, with a new prompt each round.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import OURS, ROOM_TOKENS, SIZES, Bench
+from benchmarks.limits import eval_ms, restore_limit_ms, speed_of
+from benchmarks.peers import Answer, Peer, Server
+from benchmarks.progress import RunProgress
+from benchmarks.results import Result, write_json
+from benchmarks.stats import common_prefix, summarise
+from pyrun.errors import UserError
+
+NAME = "restart"
+PHASES = ("cold", "warm", "ram")
+# For models that go on at anchors only, the last one is this many tokens before the prompt's end at most.
+ANCHOR_TOKENS = 4
+DISPLACE = [{"role": "user", "content": "Say hello to somebody else, in a few words."}]
+
+
+def size_of(name: str) -> int:
+    if name in SIZES:
+        return SIZES[name]
+    if name.isdigit() and int(name) > 0:
+        return int(name)
+    raise UserError(f"there is no size {name!r}", f"sizes are {', '.join(SIZES)}, or a number of tokens")
+
+
+def needs(bench: Bench) -> int:
+    return max(map(size_of, bench.options.sizes)) + bench.options.tokens + ROOM_TOKENS
+
+
+def fitting(bench: Bench, ctx: int) -> list[str]:
+    return [s for s in bench.options.sizes if size_of(s) + bench.options.tokens + ROOM_TOKENS <= ctx]
+
+
+def plan(bench: Bench, ctx: int) -> float:
+    answers = bench.options.tokens * RunProgress.ANSWER_TOKEN
+    ours = sum(size_of(size) + 3 * answers for size in fitting(bench, ctx))
+    theirs = sum(2 * size_of(size) + 2 * answers for size in fitting(bench, ctx))
+    return bench.options.repeat * (ours + theirs * len(bench.options.peers))
+
+
+def play(bench: Bench, result: Result) -> None:
+    options = bench.options
+    sizes = fitting(bench, bench.ctx)
+    left_out = [size for size in options.sizes if size not in sizes]
+    if left_out:
+        result["notes"].append(f"left out, because they do not fit {bench.ctx} tokens: {', '.join(left_out)}")
+    if not sizes:
+        raise UserError(
+            f"no size fits a context of {bench.ctx} tokens", "give smaller ones, such as --sizes 500, or a larger --ctx"
+        )
+    peers = bench.peers()
+    result["cases"] = []
+    try:
+        for size in sizes:
+            case: dict[str, Any] = {"size": size, "peers": {peer.name: {"rounds": []} for peer in peers}}
+            result["cases"].append(case)
+            for turn in range(options.repeat):
+                for peer in bench.standing(result, peers):
+                    with bench.watch(result, peer):
+                        _round(bench, result, case, peer, turn)
+            end(bench.limits, result)
+            write_json(bench.room.folder / f"{size}.json", case)
+    finally:
+        for peer in peers:
+            peer.stop()
+
+
+def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn: int) -> None:
+    entry: dict[str, Any] = case["peers"][peer.name]
+    row: dict[str, Any] = {}
+    entry["rounds"].append(row)
+    size: str = case["size"]
+
+    def ask(phase: str, *, by_hand: bool = False) -> Answer:
+        label = f"{size} {phase} {turn + 1}"
+        kept_as = size if by_hand else ""
+        answer = bench.ask(peer, label, prompt, bench.options.tokens, conversation=kept_as, ignore_eos=True)
+        row[phase] = _measured(answer, bench.stats(peer, label))
+        return answer
+
+    bench.empty_caches(peer)
+    peer.start()
+    if isinstance(peer, Server):
+        bench.calibrate(peer)
+    # One that is not ours to empty must not know the prompt.
+    seed = "restart" if peer.can_restart else f"restart {os.urandom(8).hex()}"
+    prompt = [{"role": "user", "content": bench.text(size_of(size), seed)}]
+    peer.warm_up()
+    cold = ask("cold")
+    if not peer.can_restart:
+        warm = ask("warm")
+        _compare(result, peer, size, cold.text, cold.text, warm.text)
+        return
+    if turn == 0:
+        entry["again_text"] = ask("again").text
+    peer.keep(size)
+    peer.stop()
+    if bench.options.damage and isinstance(peer, Server) and peer.cache is not None:
+        damage(peer.cache)
+    dropped = bench.forget(peer)
+    peer.start()
+    peer.warm_up()
+    warm = ask("warm", by_hand=True)
+    row["warm"]["page_cache"] = "dropped" if dropped else "kept"
+    _compare(result, peer, size, cold.text, entry["again_text"], warm.text)
+    peer.chat(DISPLACE, 4, cache_prompt=False)
+    ram = ask("ram")
+    if peer.name == OURS:
+        _check(result, size, warm, ram, bench.stats(peer, f"{size} end {turn + 1}"))
+    peer.stop()
+
+
+def _measured(answer: Answer, stats: dict[str, Any]) -> dict[str, Any]:
+    timings = answer.timings
+    row: dict[str, Any] = {
+        "n_tokens": answer.n_prompt,
+        "reused": answer.reused,
+        "evaluated": answer.evaluated,
+        "source": answer.source,
+        "miss": answer.miss,
+        "ttft_ms": answer.ttft_ms,
+        "total_ms": answer.total_ms,
+        "restore_ms": timings.get("restore_ms"),
+        "prompt_ms": timings.get("prompt_ms"),
+        "prefill_per_s": timings.get("prompt_per_second"),
+        "decode_per_s": timings.get("predicted_per_second"),
+    }
+    if stats:
+        row["bytes_read"] = stats["counters"]["bytes_read"]
+        row["bytes_from_ram"] = stats["counters"]["bytes_from_ram"]
+        row["copy_bytes_per_s"] = stats["speed"]["copy_bytes_per_s"]
+    return row
+
+
+def _compare(result: Result, peer: Peer, size: str, cold: str, again: str, warm: str) -> None:
+    """Reuse that changes the answer is not reuse.
+
+    Where even the process that never stopped gives another answer the second time, because it evaluates the last
+    token alone and not in a batch, that answer is the one to be equal to.
+    """
+    if warm == cold:
+        return
+    at = common_prefix(warm, cold)
+    if warm == again:
+        result["notes"].append(
+            f"{peer.name}, {size}: from character {at} on, the answer is that of the process that never stopped when "
+            "asked again, not its first one: rounding, not the restart"
+        )
+        return
+    told = f"the warm answer parts from the cold one at character {at}: {_around(warm, at)} after {_around(cold, at)}"
+    result["problems" if peer.name == OURS else "notes"].append(f"{peer.name}, {size}: {told}")
+
+
+def _around(text: str, at: int) -> str:
+    return repr(text[max(0, at - 12) : at + 12])
+
+
+def _check(result: Result, size: str, warm: Answer, ram: Answer, stats: dict[str, Any]) -> None:
+    """Whether our reuse is what the store promised."""
+    allowed = ANCHOR_TOKENS if stats["restores_at"] == "anchors" else 1
+    damaged = sum(stats["damaged"].values())
+    for phase, answer, sources in (("warm", warm, ("cold",)), ("ram", ram, ("hot", "warm"))):
+        if answer.miss == "recompute_faster":
+            result["notes"].append(f"{size}, {phase}: evaluated again, because that is faster than reading it")
+        elif answer.evaluated > allowed or answer.source not in sources:
+            why = f"; {damaged} damaged files were set aside" if damaged else ""
+            result["problems"].append(
+                f"{OURS}, {size}, {phase}: {answer.reused} of {answer.n_prompt} tokens reused from {answer.source}, "
+                f"all but {allowed} were promised from {' or '.join(sources)}; the server says: {answer.miss}{why}"
+            )
+
+
+def damage(folder: Path) -> None:
+    """Changes a byte in the middle of every file with state, as a failing disk would."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.stat().st_size > 4096:
+            with path.open("r+b") as file:
+                file.seek(path.stat().st_size // 2)
+                byte = file.read(1)
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte[0] ^ 0x55]))
+
+
+def end(limits: dict[str, Any], result: Result) -> None:
+    """Medians over the rounds; ratios; and how far each restore is from its limit."""
+    for case in result.get("cases", []):
+        for peer in case["peers"].values():
+            peer["ttft_ms"] = {
+                phase: summarise([row[phase]["ttft_ms"] for row in peer["rounds"] if phase in row])
+                for phase in PHASES
+                if any(phase in row for row in peer["rounds"])
+            }
+            times = peer["ttft_ms"]
+            if "cold" in times and "warm" in times:
+                peer["ratio"] = times["cold"]["median"] / times["warm"]["median"]
+            for row in peer["rounds"]:
+                _add_limits(limits, row)
+            for phase in ("warm", "ram"):
+                multiples = [row[phase]["times_limit"] for row in peer["rounds"] if "times_limit" in row.get(phase, {})]
+                if multiples:
+                    peer[f"{phase}_times_limit"] = statistics.median(multiples)
+
+
+def _add_limits(limits: dict[str, Any], row: dict[str, Any]) -> None:
+    if "warm" not in row or "bytes_read" not in row["warm"]:
+        return
+    prefill, decode = row["cold"]["prefill_per_s"], row["cold"]["decode_per_s"]
+    warm = row["warm"]
+    warm["limit_ms"] = restore_limit_ms(warm["bytes_read"], speed_of(limits), warm["evaluated"], prefill, decode)
+    warm["times_limit"] = warm["ttft_ms"] / warm["limit_ms"]
+    if "ram" in row and row["ram"].get("copy_bytes_per_s"):
+        ram = row["ram"]
+        copied = ram["bytes_from_ram"] - warm["bytes_from_ram"]
+        ram["limit_ms"] = copied / ram["copy_bytes_per_s"] * 1000 + eval_ms(ram["evaluated"], prefill, decode)
+        ram["times_limit"] = ram["ttft_ms"] / ram["limit_ms"]

@@ -1,0 +1,225 @@
+"""Results as tables: neutral ones, that become markdown in summary.md and rich tables on a terminal. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from benchmarks.bench import OURS
+from benchmarks.results import Result, verdict
+from pyrun import console
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    words: int = 1  # columns that hold words, from the left; the others hold numbers
+
+    def markdown(self) -> str:
+        marks = ["---" if at < self.words else "---:" for at in range(len(self.columns))]
+        lines = [self.columns, marks, *self.rows]
+        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+    def rich(self) -> RichTable:
+        table = RichTable(title=escape(self.title), title_justify="left")
+        for at, column in enumerate(self.columns):
+            table.add_column(escape(column), justify="left" if at < self.words else "right")
+        for row in self.rows:
+            table.add_row(*map(escape, row))
+        return table
+
+
+def seconds(milliseconds: float) -> str:
+    """Three digits that count, whatever the size."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.1f} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"
+    return f"{milliseconds / 1000:.2f} s" if milliseconds < 100_000 else f"{milliseconds / 1000:.0f} s"
+
+
+def of_result(result: Result) -> list[Table]:
+    return {
+        "restart": _restart,
+        "agent": _agent,
+        "chat": _chat,
+        "fleet": _fleet,
+        "load": _load,
+    }[result["scenario"]](result)
+
+
+def _restart(result: Result) -> list[Table]:
+    columns = ("size", "server", "tokens", "cold", "warm", "spread", "times shorter", "x limit", "RAM", "x limit")
+    rows: list[tuple[str, ...]] = []
+    for case in result.get("cases", []):
+        for name, peer in case["peers"].items():
+            times = peer.get("ttft_ms", {})
+            if not times:
+                continue
+            warm = times.get("warm")
+            n_tokens = peer["rounds"][0]["cold"]["n_tokens"]
+            rows.append(
+                (
+                    str(case["size"]),
+                    name,
+                    f"{n_tokens:,}",
+                    _median(times, "cold"),
+                    _median(times, "warm"),
+                    f"{warm['spread']:.0%}" if warm else "",
+                    f"{peer['ratio']:.1f}" if "ratio" in peer else "",
+                    f"{peer['warm_times_limit']:.2f}" if "warm_times_limit" in peer else "",
+                    _median(times, "ram"),
+                    f"{peer['ram_times_limit']:.2f}" if "ram_times_limit" in peer else "",
+                )
+            )
+    return [Table("time to the first token, cold and after a restart", columns, rows, words=2)]
+
+
+def _median(stats: dict[str, Any], name: str) -> str:
+    return seconds(stats[name]["median"]) if name in stats else ""
+
+
+def _agent(result: Result) -> list[Table]:
+    peers = result.get("peers", {})
+    others = [name for name in peers if name != OURS]
+    beside = (column for name in others for column in (f"{name}: evaluated", f"{name}: TTFT"))
+    columns = ("turn", "from", "tokens", "new", "evaluated", "TTFT", "cold (estimated)", *beside)
+    rows: list[tuple[str, ...]] = []
+    for number, turn in enumerate(peers.get(OURS, {}).get("turns", [])):
+        row = [
+            f"{number + 1} {turn['what']}",
+            turn["source"],
+            f"{turn['n_tokens']:,}",
+            f"{turn['new']:,}",
+            f"{turn['evaluated']:,}",
+            seconds(turn["ttft_ms"]),
+            seconds(turn.get("cold_ms_estimated", 0)),
+        ]
+        for name in others:
+            turns = peers[name]["turns"]
+            there = number < len(turns)
+            row += [f"{turns[number]['evaluated']:,}", seconds(turns[number]["ttft_ms"])] if there else ["", ""]
+        rows.append(tuple(row))
+    ours = peers.get(OURS, {})
+    if "ttft_ms_sum" in ours:
+        row = ["sum; evaluated per new token", "", "", "", _per_new(ours), seconds(ours["ttft_ms_sum"]), ""]
+        for name in others:
+            row += [_per_new(peers[name]), seconds(peers[name]["ttft_ms_sum"]) if peers[name]["turns"] else ""]
+        rows.append(tuple(row))
+    return [Table("an agent's session of eleven turns", columns, rows, words=2)]
+
+
+def _per_new(peer: dict[str, Any]) -> str:
+    return f"{peer['evaluated_per_new']:.2f}" if "evaluated_per_new" in peer else ""
+
+
+def _chat(result: Result) -> list[Table]:
+    peers = result.get("peers", {})
+    columns = ("turn", "tokens", *(c for name in peers for c in (f"{name}: evaluated", f"{name}: TTFT", "p90")))
+    rows: list[tuple[str, ...]] = []
+    longest = max((len(peer.get("by_turn", [])) for peer in peers.values()), default=0)
+    for number in range(longest):
+        row = [str(number + 1), ""]
+        for peer in peers.values():
+            by_turn = peer.get("by_turn", [])
+            if number >= len(by_turn):
+                row += ["", "", ""]
+                continue
+            turn = by_turn[number]
+            row[1] = row[1] or f"{turn['n_tokens']:,.0f}"
+            row += [f"{turn['evaluated']:,.0f}", seconds(turn["ttft_ms"]["median"]), seconds(turn["p90_ms"])]
+        rows.append(tuple(row))
+    return [Table("chats, by the number of the turn (medians)", columns, rows)]
+
+
+def _fleet(result: Result) -> list[Table]:
+    columns = ("server", "first", "others", "next turns", "written", "per turn", "whole states", "on disk")
+    rows: list[tuple[str, ...]] = []
+    for name, peer in result.get("peers", {}).items():
+        times = peer.get("ttft_ms", {})
+        written = peer.get("written_bytes")
+        rows.append(
+            (
+                name,
+                *(_median(times, which) for which in ("first", "others", "next_turns")),
+                console.size(written) if written else "",
+                console.size(written / len(peer["turns"])) if written else "",
+                console.size(peer["whole_bytes"]) if "whole_bytes" in peer else "",
+                console.size(peer["disk_bytes"]) if "disk_bytes" in peer else "",
+            )
+        )
+    settings = result["settings"]
+    title = f"{settings.get('conversations', '?')} conversations with one system prompt: TTFT and bytes"
+    return [Table(title, columns, rows)]
+
+
+def _load(result: Result) -> list[Table]:
+    columns = ("server", "answers", "errors", "answers/s", "tokens/s", "TTFT p50", "p90", "p95", "p99")
+    rows: list[tuple[str, ...]] = []
+    for name, peer in result.get("peers", {}).items():
+        times = peer.get("ttft_ms", {})
+        rows.append(
+            (
+                name,
+                str(len(peer["answers"])),
+                str(len(peer["errors"])),
+                f"{peer.get('answers_per_s', 0):.2f}",
+                f"{peer.get('tokens_per_s', 0):.1f}",
+                *(seconds(times[p]) if p in times else "" for p in ("p50", "p90", "p95", "p99")),
+            )
+        )
+    return [Table(f"{result['settings'].get('clients', '?')} clients at once", columns, rows)]
+
+
+def of_limits(limits: dict[str, Any]) -> Table:
+    reading = limits["reading"]
+    rows: list[tuple[str, ...]] = [
+        (
+            f"reading the cache's disk, in order (page cache {reading['page_cache']})",
+            f"{console.size(reading['sequential_bytes_per_s']['median'])}/s",
+            f"{reading['sequential_bytes_per_s']['spread']:.0%}",
+        ),
+        (
+            f"the same, {reading['readers']} readers at once",
+            f"{console.size(reading['parallel_bytes_per_s']['median'])}/s",
+            f"{reading['parallel_bytes_per_s']['spread']:.0%}",
+        ),
+    ]
+    for name, what, unit in (
+        ("copy_bytes_per_s", "copying from RAM into the backend", "B/s"),
+        ("prefill_per_s", "evaluating a prompt", "tokens/s"),
+        ("decode_per_s", "decoding an answer", "tokens/s"),
+    ):
+        stat = limits.get(name)
+        if stat:
+            shown = f"{console.size(stat['median'])}/s" if unit == "B/s" else f"{stat['median']:,.0f} {unit}"
+            rows.append((what, shown, f"{stat['spread']:.0%}"))
+    return Table("what this machine allows", ("limit", "median", "spread"), rows)
+
+
+def of_run(summaries: list[dict[str, Any]]) -> Table:
+    """All models and backends: one line for each size after a restart."""
+    columns = ("backend", "model", "size", "cold", "warm", "times shorter", "x limit", "from RAM", "result")
+    rows: list[tuple[str, ...]] = []
+    for summary in summaries:
+        result = summary["scenarios"].get("restart")
+        for case in result.get("cases", []) if result else []:
+            peer = case["peers"].get(OURS, {})
+            times = peer.get("ttft_ms", {})
+            rows.append(
+                (
+                    summary["backend"],
+                    summary["model"]["name"],
+                    str(case["size"]),
+                    _median(times, "cold"),
+                    _median(times, "warm"),
+                    f"{peer['ratio']:.0f}" if "ratio" in peer else "",
+                    f"{peer['warm_times_limit']:.2f}" if "warm_times_limit" in peer else "",
+                    _median(times, "ram"),
+                    verdict(result),
+                )
+            )
+    return Table("after a restart, all models", columns, rows, words=3)
