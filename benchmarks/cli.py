@@ -136,7 +136,7 @@ def report_command(folder: Path) -> None:
 @click.argument("b", type=click.Path(path_type=Path), metavar="B")
 def compare_command(a: Path, b: Path) -> None:
     """Two runs side by side: what became faster or slower."""
-    console.out.print(comparing.compare(a, b).rich())
+    report.print_table(comparing.compare(a, b))
 
 
 def _run(call: Invocation, scenarios: tuple[str, ...], given: dict[str, Any]) -> None:

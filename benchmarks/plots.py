@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from benchmarks.bench import OURS
 
 COLOURS = ("#1f77b4", "#d95f02", "#7f7f7f", "#2ca02c", "#9467bd", "#8c564b")
 SIZE = (7.2, 4.2)
+# Of a phase: its name, opacity and hatching; colours tell the servers apart.
+LOOKS = {"cold": ("cold", 0.4, ""), "warm": ("after a restart", 1.0, ""), "ram": ("from RAM", 0.7, "//")}
 
 
 def can_draw() -> bool:
@@ -45,7 +48,11 @@ def draw_run(summaries: list[dict[str, Any]], folder: Path) -> list[str]:
     if not cases or not can_draw():
         return []
     with _figure(folder / "restart") as axes:
-        _bars(axes, [label for label, _ in cases], {p: [t[p]["median"] for _, t in cases] for p in ("cold", "warm")})
+        series = [
+            Bars("cold", [times["cold"]["median"] for _, times in cases], COLOURS[0], 0.4),
+            Bars("after a restart", [times["warm"]["median"] for _, times in cases], COLOURS[0]),
+        ]
+        _bars(axes, [label for label, _ in cases], series)
     return ["restart"]
 
 
@@ -63,7 +70,7 @@ def _figure(path: Path) -> Iterator[Any]:
         yield axes
         handles, labels = axes.get_legend_handles_labels()
         if handles:
-            axes.legend(handles, labels, frameon=False)
+            figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=3, fontsize=8)
         figure.savefig(path.with_suffix(".png"), dpi=150)
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
         pyplot.close(figure)
@@ -80,22 +87,38 @@ def _colours(result: dict[str, Any]) -> dict[str, str]:
     return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
 
 
-def _bars(axes: Any, labels: list[str], series: dict[str, list[float | None]]) -> None:
+@dataclass(frozen=True)
+class Bars:
+    label: str
+    values: list[float | None]
+    colour: str
+    opacity: float = 1.0
+    hatch: str = ""
+
+
+def _bars(axes: Any, labels: list[str], series: list[Bars]) -> None:
     """Groups of bars on a log scale, each with its value."""
     from benchmarks.tables import seconds
 
     width = 0.8 / len(series)
-    for at, (name, values) in enumerate(series.items()):
+    for at, bars in enumerate(series):
         places = [i + (at - (len(series) - 1) / 2) * width for i in range(len(labels))]
-        there = [(place, value) for place, value in zip(places, values, strict=True) if value]
-        colour = COLOURS[at % len(COLOURS)]
-        axes.bar([place for place, _ in there], [value for _, value in there], width, label=name, color=colour)
+        there = [(place, value) for place, value in zip(places, bars.values, strict=True) if value]
+        axes.bar(
+            [place for place, _ in there],
+            [value for _, value in there],
+            width * 0.95,
+            label=bars.label,
+            color=bars.colour,
+            alpha=bars.opacity,
+            hatch=bars.hatch,
+        )
         for place, value in there:
-            axes.annotate(
-                seconds(value), (place, value), ha="center", va="bottom", fontsize=7, rotation=90 if width < 0.15 else 0
-            )
+            turned = 90 if width * len(labels) < 0.5 or width < 0.2 else 0
+            place_of_text = (place, value * 1.05)
+            axes.annotate(seconds(value), place_of_text, ha="center", va="bottom", fontsize=7, rotation=turned)
     axes.set_yscale("log")
-    axes.margins(y=0.15)
+    axes.margins(y=0.2)
     axes.set_xticks(range(len(labels)), labels)
     axes.set_ylabel("time to the first token, ms")
 
@@ -103,13 +126,19 @@ def _bars(axes: Any, labels: list[str], series: dict[str, list[float | None]]) -
 def _cold_warm(axes: Any, result: dict[str, Any]) -> None:
     cases = result["cases"]
     names = list(dict.fromkeys(name for case in cases for name in case["peers"]))
-    series: dict[str, list[float | None]] = {}
-    for name in names:
-        for phase in ("cold", "warm", "ram") if name == OURS else ("cold", "warm"):
+    series: list[Bars] = []
+    for at, name in enumerate(names):
+        for phase, (label, opacity, hatch) in LOOKS.items():
             values = [case["peers"].get(name, {}).get("ttft_ms", {}).get(phase, {}).get("median") for case in cases]
-            if any(values):
-                series[f"{name}, {'from RAM' if phase == 'ram' else phase}"] = values
-    _bars(axes, [f"{case['size']}" for case in cases], series)
+            if any(values) and (phase != "ram" or name == OURS):
+                series.append(Bars(f"{name}, {label}", values, COLOURS[at % len(COLOURS)], opacity, hatch))
+    sizes = [_tokens(case) for case in cases]
+    _bars(axes, [f"{case['size']}\n{n:,} tokens" for case, n in zip(cases, sizes, strict=True)], series)
+
+
+def _tokens(case: dict[str, Any]) -> int:
+    rows = [row for peer in case["peers"].values() for row in peer["rounds"] if "cold" in row]
+    return int(rows[0]["cold"]["n_tokens"]) if rows else 0
 
 
 def _by_turn(axes: Any, result: dict[str, Any]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from benchmarks import plots, tables
 from benchmarks.results import SUMMARY, is_valid, model_folders, read_json, read_models, verdict, write_json
 from pyrun import console
@@ -86,15 +88,23 @@ def model_page(summary: dict[str, Any], drawn: list[str]) -> str:
     return "\n".join(page) + "\n"
 
 
+WIDE = 200  # in a file or a pipe there is room for all columns
+
+
+def print_table(table: tables.Table) -> None:
+    screen = console.out if console.out.is_terminal else Console(width=WIDE, highlight=False)
+    screen.print(table.rich())
+
+
 def show(run: Path) -> None:
     """The tables, on the terminal."""
     for summary in read_models(run):
         console.out.print(f"\n[bold]{summary['model']['name']}[/bold] on {summary['backend']}")
         for result in summary["scenarios"].values():
             for table in tables.of_result(result):
-                console.out.print(table.rich())
+                print_table(table)
             for note in dict.fromkeys(result["notes"]):
                 console.say(f"note: {note}")
             for problem in result["problems"]:
                 console.say(f"invalid: {result['scenario']}: {problem}")
-        console.out.print(tables.of_limits(summary["limits"]).rich())
+        print_table(tables.of_limits(summary["limits"]))

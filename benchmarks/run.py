@@ -75,7 +75,10 @@ def run(home: Home, request: Request) -> int:
     about["status"] = "interrupted" if interrupted else "complete"
     about["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     write_json(folder / "run.json", about)
-    _scrub(folder, {caches: "CACHES", folder.resolve(): "RESULTS", home.root: "."})
+    names = {caches: "CACHES", folder.absolute(): "RESULTS", home.root: ".", Path.home(): "~"}
+    names |= {model.path.parent: "MODELS" for model in models}
+    names |= {program.parent: "BIN" for each in programs.values() for program in (each.ours, each.unpatched) if program}
+    _scrub(folder, names)
     return _close(folder, interrupted)
 
 
@@ -209,7 +212,7 @@ def _built_backends(home: Home, server: Path | None) -> tuple[str, ...]:
 
 
 def _programs(home: Home, request: Request, backend: str) -> Programs:
-    ours = (request.server or home.server_binary(backend)).resolve()
+    ours = (request.server or home.server_binary(backend)).absolute()
     if not ours.is_file():
         raise UserError(f"there is no server {ours}", f"`llama-run build --backend {backend}` builds it")
     options = request.options
@@ -217,7 +220,7 @@ def _programs(home: Home, request: Request, backend: str) -> Programs:
     unpatched: Path | None = None
     if {UPSTREAM, SLOTS} & set(options.peers):
         if options.upstream is not None:
-            unpatched, which = options.upstream.resolve(), "a server given by the user"
+            unpatched, which = options.upstream.absolute(), "a server given by the user"
             if not unpatched.is_file():
                 raise UserError(f"there is no server {unpatched}", "leave out --upstream to have it built")
         else:
@@ -255,6 +258,7 @@ def _scrub(folder: Path, names: dict[Path, str]) -> None:
     for path in folder.rglob("*"):
         if path.suffix in (".log", ".json", ".jsonl", ".md") and path.is_file():
             text = path.read_text(encoding="utf-8", errors="replace")
-            for place, name in names.items():
-                text = text.replace(str(place), name)
+            for place in sorted(names, key=lambda each: len(str(each)), reverse=True):
+                if place != Path(place.anchor):
+                    text = text.replace(str(place), names[place])
             path.write_text(text, encoding="utf-8")

@@ -28,7 +28,7 @@ class Table:
     def rich(self) -> RichTable:
         table = RichTable(title=escape(self.title), title_justify="left")
         for at, column in enumerate(self.columns):
-            table.add_column(escape(column), justify="left" if at < self.words else "right")
+            table.add_column(escape(column), justify="left" if at < self.words else "right", overflow="fold")
         for row in self.rows:
             table.add_row(*map(escape, row))
         return table
