@@ -26,7 +26,7 @@ from typing import Any
 
 import requests
 
-from benchmarks.peer import Message, Peer, free_port
+from benchmarks.peers import Message, Server
 from benchmarks.text import words
 from pyrun.home import find_home
 
@@ -192,9 +192,9 @@ def watch(url: str, folder: Path, disk_limit: int, tally: Tally, stop: threading
 def prepare(program: Path, model: Path, scripts: list[Script], folder: Path) -> int:
     """Plays every conversation twice: without the cache for the right answers, with it for the bytes that all take."""
     flags = ["-c", "8192", "-np", "1"]
-    plain = Peer("plain", program, model, flags, free_port(), folder / "plain.log")
+    plain = Server("plain", program, model, flags, folder / "plain.log")
     cache = folder / "all"
-    cached = Peer("cached", program, model, [*flags, "--cache-ssd", str(cache)], free_port(), folder / "all.log")
+    cached = Server("cached", program, model, flags, folder / "all.log", cache=cache)
     try:
         plain.start()
         cached.start()
@@ -227,7 +227,7 @@ def soak(
         print(f"all {conversations} conversations take {everything} bytes; disk may take {disk}, RAM {ram}", flush=True)
         cache = ["--cache-ssd", str(folder / "cache"), "--cache-ssd-max-size", str(disk), "--cache-ssd-ram", str(ram)]
         flags = ["-c", str(4096 * slots), "-np", str(slots), *([] if control else cache)]
-        peer = Peer("soaked", program, model, flags, free_port(), folder / "soak.log")
+        peer = Server("soaked", program, model, flags, folder / "soak.log")
         peer.start()
         stop = threading.Event()
         threads = [

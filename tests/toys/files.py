@@ -57,8 +57,8 @@ def write(toy: Toy, path: Path, weights: Weights) -> None:
     writer.add_name(f"toy-{toy.name}")
     writer.add_description(toy.description)
     writer.add_file_type(LlamaFileType.ALL_F32)
-    _add_metadata(writer, toy.arch, metadata)
-    _add_tokenizer(writer, vocabulary())
+    add_metadata(writer, toy.arch, metadata)
+    add_tokenizer(writer, vocabulary())
     for tensor, values in weights.tensors.items():
         writer.add_tensor(tensor, values)
 
@@ -68,7 +68,7 @@ def write(toy: Toy, path: Path, weights: Weights) -> None:
     writer.close()
 
 
-def _add_metadata(writer: GGUFWriter, arch: str, metadata: Metadata) -> None:
+def add_metadata(writer: GGUFWriter, arch: str, metadata: Metadata) -> None:
     for key, value in metadata.items():
         full = f"{arch}.{key}"
         if isinstance(value, bool):
@@ -81,7 +81,7 @@ def _add_metadata(writer: GGUFWriter, arch: str, metadata: Metadata) -> None:
             writer.add_array(full, value)
 
 
-def _add_tokenizer(writer: GGUFWriter, words: Vocabulary) -> None:
+def add_tokenizer(writer: GGUFWriter, words: Vocabulary) -> None:
     normal = len(words.tokens) - len(words.special)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

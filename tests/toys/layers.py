@@ -95,26 +95,26 @@ def feed_forward(w: Weights, block: str, size: int = FEED_FORWARD, *, suffix: st
     w.branch(f"{block}.ffn_down{suffix}.weight", w.width, size, gain=FEED_FORWARD_GAIN)
 
 
-def experts(w: Weights, block: str) -> None:
+def experts(w: Weights, block: str, count: int = EXPERTS, size: int = EXPERT_SIZE) -> None:
     """The experts among which a router chooses."""
-    w.matrix(f"{block}.ffn_gate_inp.weight", EXPERTS, w.width)
-    w.matrix(f"{block}.ffn_gate_exps.weight", EXPERTS, EXPERT_SIZE, w.width)
-    w.matrix(f"{block}.ffn_up_exps.weight", EXPERTS, EXPERT_SIZE, w.width)
-    w.branch(f"{block}.ffn_down_exps.weight", EXPERTS, w.width, EXPERT_SIZE, gain=FEED_FORWARD_GAIN)
+    w.matrix(f"{block}.ffn_gate_inp.weight", count, w.width)
+    w.matrix(f"{block}.ffn_gate_exps.weight", count, size, w.width)
+    w.matrix(f"{block}.ffn_up_exps.weight", count, size, w.width)
+    w.branch(f"{block}.ffn_down_exps.weight", count, w.width, size, gain=FEED_FORWARD_GAIN)
 
 
-def expert_metadata() -> Metadata:
+def expert_metadata(count: int = EXPERTS, used: int = EXPERTS_USED, size: int = EXPERT_SIZE) -> Metadata:
     return {
         "feed_forward_length": FEED_FORWARD,
-        "expert_count": EXPERTS,
-        "expert_used_count": EXPERTS_USED,
-        "expert_feed_forward_length": EXPERT_SIZE,
+        "expert_count": count,
+        "expert_used_count": used,
+        "expert_feed_forward_length": size,
     }
 
 
-def shared_expert(w: Weights, block: str) -> None:
+def shared_expert(w: Weights, block: str, size: int = EXPERT_SIZE) -> None:
     """The expert that every token passes."""
-    feed_forward(w, block, EXPERT_SIZE, suffix="_shexp")
+    feed_forward(w, block, size, suffix="_shexp")
 
 
 def mamba2(w: Weights, block: str, scan: Scan) -> None:
