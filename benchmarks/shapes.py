@@ -45,7 +45,7 @@ from toys.weights import Weights
 TYPES = {"q4_0": GGMLQuantizationType.Q4_0, "q8_0": GGMLQuantizationType.Q8_0}
 FILE_TYPES = {"q4_0": LlamaFileType.MOSTLY_Q4_0, "q8_0": LlamaFileType.MOSTLY_Q8_0}
 # Standard deviation of what a block stores, in units of its scale: integers that are all as likely.
-SPREADS = {GGMLQuantizationType.Q4_0: 16 / math.sqrt(12), GGMLQuantizationType.Q8_0: 256 / math.sqrt(12)}
+SPREADS = {GGMLQuantizationType.Q4_0: 15 / math.sqrt(12), GGMLQuantizationType.Q8_0: 256 / math.sqrt(12)}
 # Smaller matrices stay as they are: routers, convolutions, gates.
 LEAST_ELEMENTS = 1 << 20
 POOL_BYTES = 96 << 20
@@ -224,9 +224,18 @@ class _Pools:
             size = GGML_QUANT_SIZES[kind][1]
             count = POOL_BYTES // size
             raw = np.random.default_rng(7).integers(0, 256, (count, size), dtype=np.uint8)
+            if kind == GGMLQuantizationType.Q4_0:
+                _balance(raw)
             raw[:, :2] = np.frombuffer(np.float16(scale).tobytes(), dtype=np.uint8)  # both kinds begin with it
             self._pools[kind, scale] = memoryview(raw.tobytes())
         return self._pools[kind, scale]
+
+
+def _balance(raw: Any) -> None:
+    """4-bit values are stored plus 8, from 0 to 15: without the lowest, their mean is 0. Else it would be what is left
+    of every sum, and all prompts would have the same answer."""
+    raw[raw & 0x0F == 0] |= 0x08
+    raw[raw & 0xF0 == 0] |= 0x80
 
 
 def main() -> None:
