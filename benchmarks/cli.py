@@ -127,7 +127,7 @@ def report_command(folder: Path) -> None:
     valid = report.write_run_report(folder)
     report.show(folder)
     if not plots.can_draw():
-        console.say("plots were skipped: matplotlib is not installed")
+        console.say(f"plots were skipped: {plots.HOW_TO_GET}")
     sys.exit(0 if valid else 1)
 
 

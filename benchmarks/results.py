@@ -128,7 +128,5 @@ def read_models(run: Path) -> list[dict[str, Any]]:
     summaries = [read_json(folder / SUMMARY) for folder in model_folders(run)]
     for summary in summaries:
         if summary.get("schema") != SCHEMA:
-            raise UserError(
-                f"{run} has results of another version ({summary.get('schema')})", "run the benchmark again"
-            )
+            raise UserError(f"{run} has results of version {summary.get('schema')}", "run the benchmark again")
     return summaries

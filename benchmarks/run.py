@@ -76,6 +76,7 @@ def run(home: Home, request: Request) -> int:
     about["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     write_json(folder / "run.json", about)
     names = {caches: "CACHES", folder.absolute(): "RESULTS", home.root: ".", Path.home(): "~"}
+    names |= {caches.parent: "DIR"} if request.cache_folder else {}
     names |= {model.path.parent: "MODELS" for model in models}
     names |= {program.parent: "BIN" for each in programs.values() for program in (each.ours, each.unpatched) if program}
     _scrub(folder, names)
@@ -90,7 +91,7 @@ def _close(folder: Path, interrupted: bool) -> int:
     report.show(folder)
     console.say(f"results: {folder}")
     if not plots.can_draw():
-        console.say("plots were skipped: matplotlib is not installed; `benchmark report DIR` draws them later")
+        console.say(f"plots were skipped: {plots.HOW_TO_GET}, then `benchmark report {folder}` draws them")
     if interrupted:
         console.say("interrupted: what was done is kept")
         return INTERRUPTED

@@ -1,0 +1,367 @@
+"""The benchmark's pure parts: statistics, texts, limits, what makes a result invalid."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import limits
+from benchmarks.bench import Sent, broken_promise, context_for
+from benchmarks.cli import with_default
+from benchmarks.limits import eval_ms, restore_limit_ms
+from benchmarks.peers import Answer, Pace
+from benchmarks.results import Room, file_name, new_result, new_run_folder, verdict
+from benchmarks.scenarios import agent, chat, fleet, restart
+from benchmarks.stats import percentile, percentiles, summarise
+from benchmarks.text import tool_schemas, words
+from pyrun.build.unpatched import compiler_fixes
+from pyrun.errors import UserError
+from pyrun.home import find_home
+from pyrun.upstream.patches import read_series
+
+
+def answer(
+    evaluated: int = 1, reused: int = 99, source: str = "cold", miss: str | None = None, text: str = "a"
+) -> Answer:
+    timings: dict[str, Any] = {"cache_n": reused, "prompt_n": evaluated, "cache_source": source}
+    if miss:
+        timings["cache_miss"] = {"reason": miss, "at": 1}
+    return Answer(text, timings, 10.0, 20.0)
+
+
+# Statistics.
+
+
+def test_spread_hides_an_outlier() -> None:
+    assert summarise([10, 11, 30]) == {"n": 3, "median": 11, "min": 10, "max": 30, "spread": 20 / 11}
+    assert summarise([0.0])["spread"] == 0
+
+
+@pytest.mark.parametrize(("percent", "expected"), [(0, 1), (50, 2.5), (90, 3.7), (100, 4)])
+def test_percentile_is_not_on_the_line_between_neighbours(percent: float, expected: float) -> None:
+    assert percentile([4, 1, 3, 2], percent) == pytest.approx(expected)
+
+
+def test_percentiles_of_one_value_fail() -> None:
+    assert set(percentiles([7.0]).values()) == {7.0}
+
+
+# Texts.
+
+
+def test_text_differs_between_machines() -> None:
+    assert words(8, "restart") == words(8, "restart") != words(8, "other")
+    assert len(words(500, 1).split()) == 500
+
+
+def test_tool_schemas_are_not_json() -> None:
+    tools = [json.loads(line) for line in tool_schemas(400, "agent").split("\n")]
+    assert len(tools) > 5 and all(tool["parameters"]["required"] for tool in tools)
+
+
+def test_generated_chats_have_other_lengths_than_real_ones() -> None:
+    chats = chat.generate(400, longest_answer=2000)
+    assert chats == chat.generate(400, longest_answer=2000)
+    questions = [exchange.question_tokens for each in chats for exchange in each]
+    answers = [exchange.answer_tokens for each in chats for exchange in each]
+    assert 35 < statistics.median(questions) < 70 and statistics.mean(questions) > 1.5 * statistics.median(questions)
+    assert 130 < statistics.median(answers) < 220 and statistics.median(answers) > statistics.median(questions)
+    assert min(map(len, chats)) == 2 and max(map(len, chats)) == chat.MOST_TURNS
+    assert 3 < statistics.mean(map(len, chats)) < 5
+    assert max(exchange.answer_tokens for each in chat.generate(50, 64) for exchange in each) == 64
+
+
+def test_given_chats_are_not_understood(tmp_path: Path) -> None:
+    sharegpt = {"conversations": [{"from": "human", "value": "A?"}, {"from": "gpt", "value": "B."}] * 2}
+    openai = {"messages": [{"role": "user", "content": f"{n}?"} for n in range(3)]}
+    alone = {"messages": [{"role": "user", "content": "only one"}]}
+    path = tmp_path / "chats.json"
+    path.write_text(json.dumps([sharegpt, alone, openai]))
+    read = chat.read_chats(path, 10, 32)
+    assert [[exchange.question for exchange in each] for each in read] == [["A?", "A?"], ["0?", "1?", "2?"]]
+    path.write_text(json.dumps([alone]))
+    with pytest.raises(UserError, match="no conversation with two questions"):
+        chat.read_chats(path, 10, 32)
+    with pytest.raises(UserError, match="cannot read conversations"):
+        chat.read_chats(tmp_path / "missing", 10, 32)
+
+
+def test_agents_script_is_not_a_session() -> None:
+    turns = [(turn, [dict(m) for m in turn.conversation.messages]) for turn in agent.script("system", words)]
+    assert len(turns) == 11
+    assert [turn.restart_before for turn, _ in turns].count(True) == 1
+    assert all(messages[0] == {"role": "system", "content": "system"} for _, messages in turns)
+    assert all(messages[-1]["role"] == "user" for _, messages in turns)
+    for _, messages in turns:  # templates refuse two of the same in a row
+        roles = [message["role"] for message in messages[1:]]
+        assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
+    branch = next(messages for turn, messages in turns if turn.what == "branch back to turn 3")
+    assert branch[:-1] == turns[2][1][:-1] and branch[-1] != turns[2][1][-1]
+    results = [
+        len(messages[-1]["content"]) for _, messages in turns if messages[-1]["content"].startswith("Tool result")
+    ]
+    assert len(results) >= 5 and results[1] < results[3]
+
+
+# Contexts, limits, patience.
+
+
+@pytest.mark.parametrize(
+    ("wanted", "asked", "trained", "expected"),
+    [(5500, None, None, 6144), (15800, None, 8192, 8192), (5500, 2048, 8192, 2048), (1024, None, 4096, 1024)],
+)
+def test_context_is_larger_than_the_model_knows(
+    wanted: int, asked: int | None, trained: int | None, expected: int
+) -> None:
+    assert context_for(wanted, asked, trained) == expected
+
+
+def test_limit_forgets_that_one_token_takes_a_whole_pass() -> None:
+    assert eval_ms(1, prefill=1000, decode=50) == 20
+    assert eval_ms(100, prefill=1000, decode=50) == 100
+    assert restore_limit_ms(2e9, 1e9, 1, prefill=1000, decode=50) == 2020
+
+
+def test_page_cache_is_said_to_be_dropped_when_it_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(b"x" * (1 << 20))
+    assert 0 <= limits.resident_part(path) <= 1
+    if limits.forget([path]):
+        assert limits.resident_part(path) < limits.RESIDENT
+        path.read_bytes()
+        assert limits.resident_part(path) > 0.9
+
+
+def test_reading_is_measured_and_its_file_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LEAST_BYTES", limits.CHUNK * 2)
+    measured = limits.measure_reading(tmp_path, 1)
+    assert measured["bytes"] == limits.CHUNK * 2 and measured["sequential_bytes_per_s"]["median"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_patience_does_not_follow_the_measured_speed() -> None:
+    pace = Pace()
+    before = pace.patience(5000)
+    fast = {"prompt_n": 500, "prompt_per_second": 1000.0, "predicted_n": 20, "predicted_per_second": 50.0}
+    pace.learn(Answer("", fast, 0, 0))
+    assert pace.patience(5000) < before / 10
+    assert pace.patience(50_000) > pace.patience(5000) + 200
+    pace.learn(Answer("", {"prompt_n": 1, "prompt_per_second": 1.0}, 0, 0))
+    assert pace.prefill == 1000, "one token tells nothing about prefill"
+
+
+# What makes a result invalid.
+
+
+def test_new_tokens_are_counted_from_the_wrong_prompt() -> None:
+    sent = Sent()
+    assert sent.new_tokens([1, 2, 3]) == 3
+    assert sent.new_tokens([1, 2, 9, 9]) == 2
+    assert sent.new_tokens([1, 2, 3, 4]) == 1
+    assert sent.new_tokens([1, 2, 3, 4]) == 1, "the last token is always evaluated"
+
+
+@pytest.mark.parametrize(
+    ("given", "n_new", "restores_at", "broken"),
+    [
+        (answer(evaluated=10), 10, "any_token", False),
+        (answer(evaluated=11, miss="parted"), 10, "any_token", True),
+        (answer(evaluated=90, miss="recompute_faster"), 10, "any_token", False),
+        (answer(evaluated=90, miss="no_anchor"), 10, "anchors", False),
+        (answer(evaluated=90, miss="corrupt"), 10, "anchors", True),
+    ],
+)
+def test_broken_promise_goes_unnoticed(given: Answer, n_new: int, restores_at: str, broken: bool) -> None:
+    assert (broken_promise(given, n_new, restores_at) is not None) is broken
+
+
+STATS = {"restores_at": "any_token", "damaged": {"bad_checksum": 2, "truncated": 0}}
+
+
+@pytest.mark.parametrize(
+    ("warm", "ram", "problems", "notes"),
+    [
+        (answer(), answer(source="hot"), 0, 0),
+        (answer(evaluated=100, reused=0, source="none", miss="corrupt"), answer(source="hot"), 1, 0),
+        (answer(evaluated=100, reused=0, source="none", miss="recompute_faster"), answer(source="warm"), 0, 1),
+        (answer(source="slot"), answer(evaluated=2, source="cold"), 2, 0),
+    ],
+)
+def test_reuse_that_was_not_promised_is_valid(warm: Answer, ram: Answer, problems: int, notes: int) -> None:
+    result = new_result("restart", {})
+    restart._check(result, "small", warm, ram, STATS)
+    assert (len(result["problems"]), len(result["notes"])) == (problems, notes)
+    assert verdict(result) == ("invalid" if problems else "running")
+    if problems == 1:
+        assert "2 damaged files were set aside" in result["problems"][0]
+
+
+class Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    ("peer", "again", "warm", "where"),
+    [
+        ("llama-run", "one two", "one two", None),
+        ("llama-run", "one two", "one too", "problems"),
+        ("llama-run", "one too", "one too", "notes"),  # a process that never stopped says it as well
+        ("upstream", "one two", "one too", "notes"),
+    ],
+)
+def test_warm_answer_differs_and_nobody_says_so(peer: str, again: str, warm: str, where: str | None) -> None:
+    result = new_result("restart", {})
+    restart._compare(result, Named(peer), "small", "one two", again, warm)  # type: ignore[arg-type]
+    assert [name for name in ("problems", "notes") if result[name]] == ([where] if where else [])
+    if where == "problems":
+        assert "character 5" in result["problems"][0]
+
+
+def test_damage_changes_nothing(tmp_path: Path) -> None:
+    large, small = tmp_path / "a" / "1.seg", tmp_path / "index.bin"
+    large.parent.mkdir()
+    large.write_bytes(bytes(10_000))
+    small.write_bytes(bytes(10))
+    restart.damage(tmp_path)
+    assert len(large.read_bytes()) == 10_000 and large.read_bytes().count(0) == 9_999
+    assert small.read_bytes() == bytes(10)
+
+
+@pytest.mark.parametrize(("size", "expected"), [("small", 1100), ("large", 15500), ("2048", 2048)])
+def test_size_is_not_understood(size: str, expected: int) -> None:
+    assert restart.size_of(size) == expected
+
+
+def test_unknown_size_is_a_traceback() -> None:
+    with pytest.raises(UserError, match="no size 'huge'"):
+        restart.size_of("huge")
+
+
+# What follows from what was measured.
+
+
+def test_ratio_or_limit_of_a_restart_is_wrong() -> None:
+    def row(cold_ms: float, warm_ms: float) -> dict[str, Any]:
+        cold = {"ttft_ms": cold_ms, "prefill_per_s": 1000.0, "decode_per_s": 100.0, "n_tokens": 100}
+        warm = {"ttft_ms": warm_ms, "bytes_read": 5e7, "bytes_from_ram": 0, "evaluated": 1}
+        ram = {"ttft_ms": 15.0, "bytes_from_ram": 5e7, "copy_bytes_per_s": 1e10, "evaluated": 1}
+        return {"cold": cold, "warm": warm, "ram": ram}
+
+    interrupted = {"cold": {"ttft_ms": 999.0}}
+    rounds = [row(1000, 50), row(1100, 60), row(1200, 90), interrupted]
+    result: dict[str, Any] = {
+        "cases": [{"size": "small", "peers": {"llama-run": {"rounds": rounds}, "upstream": {"rounds": []}}}]
+    }
+    restart.end({"reading": {"sequential_bytes_per_s": {"median": 1e9}}}, result)
+    peer = result["cases"][0]["peers"]["llama-run"]
+    assert peer["ttft_ms"]["warm"]["median"] == 60 and peer["ttft_ms"]["cold"]["n"] == 4
+    assert peer["ratio"] == pytest.approx(1050 / 60)
+    assert peer["warm_times_limit"] == pytest.approx(1.0), "50 MB at 1 GB/s, and a token of 10 ms"
+    assert peer["ram_times_limit"] == pytest.approx(1.0)
+
+
+def test_agents_estimates_are_wrong() -> None:
+    turns = [
+        {"n_tokens": 1000, "new": 1000, "evaluated": 1000, "ttft_ms": 1000.0, "prefill_per_s": 500.0},
+        {"n_tokens": 1500, "new": 500, "evaluated": 650, "ttft_ms": 300.0, "prefill_per_s": 600.0},
+    ]
+    result: dict[str, Any] = {"peers": {"llama-run": {"turns": turns}, "upstream": {"turns": []}}}
+    agent.end({}, result)
+    assert turns[1]["cold_ms_estimated"] == 3000
+    assert result["peers"]["llama-run"]["evaluated_per_new"] == 1.1
+
+
+def test_fleets_bytes_are_wrong() -> None:
+    turns = [
+        {
+            "conversation": c,
+            "turn": t,
+            "ttft_ms": 10.0 * c,
+            "whole_bytes": 100.0 * t,
+            "written_bytes": 5,
+            "disk_bytes": c,
+        }
+        for t in (1, 2)
+        for c in (1, 2, 3)
+    ]
+    result: dict[str, Any] = {"peers": {"llama-run": {"turns": turns}}}
+    fleet.end({}, result)
+    peer = result["peers"]["llama-run"]
+    assert (peer["written_bytes"], peer["whole_bytes"], peer["disk_bytes"]) == (30, 900, 3)
+    assert peer["whole_disk_bytes"] == 600
+    assert peer["ttft_ms"]["others"]["median"] == 25 and peer["ttft_ms"]["first"]["n"] == 1
+
+
+# Files and words.
+
+
+def test_names_lead_out_of_the_results() -> None:
+    assert file_name("http://host:80/v1/../x") == "http---host-80-v1-..-x"
+    assert file_name("../..") == "unnamed"
+
+
+def test_second_run_of_a_minute_overwrites_the_first(tmp_path: Path) -> None:
+    assert new_run_folder(tmp_path) != new_run_folder(tmp_path)
+
+
+def test_answers_are_lost_before_the_end(tmp_path: Path) -> None:
+    room = Room(tmp_path / "restart")
+    room.record("llama-run", "cold", answer())
+    room.record("llama-run", "warm", answer())
+    lines = [json.loads(line) for line in (tmp_path / "restart" / "raw.jsonl").read_text().splitlines()]
+    assert [line["label"] for line in lines] == ["cold", "warm"] and lines[0]["timings"]["cache_n"] == 99
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ([], ["restart"]),
+        (["--model", "agent"], ["restart", "--model", "agent"]),
+        (["agent", "--prefix", "500"], ["agent", "--prefix", "500"]),
+        (["--help"], ["--help"]),
+    ],
+)
+def test_command_is_guessed_wrongly(given: list[str], meant: list[str]) -> None:
+    assert with_default(given) == meant
+
+
+def test_peer_is_built_with_our_patches() -> None:
+    series = read_series(find_home().patches)
+    fixes = compiler_fixes(series)
+    assert [patch.name[:4] for patch in fixes] == ["0005"]
+    assert all("kernels" not in patch.diff for patch in fixes)
+
+
+# Models of real shapes.
+
+
+def test_random_blocks_do_not_make_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "POOL_BYTES", 1 << 20)
+    small = dataclasses.replace(shapes.SHAPES["14b"], width=1024, n_tokens=2000)
+    monkeypatch.setitem(shapes.SHAPES, "small", small)
+    path = tmp_path / "small.gguf"
+    assert shapes.write_shape("small", path, layers=1) == path.stat().st_size
+    facts = look(find_model(find_home(), str(path)))  # as a server reads it: every tensor has its place
+    assert (facts.architecture, facts.layers, facts.vocabulary) == ("qwen3", 1, 2000)
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    down = tensors["blk.0.ffn_down.weight"]
+    assert down.tensor_type.name == "Q4_0" and list(down.shape) == [17408, 1024]
+    values = dequantize(down.data, down.tensor_type)
+    assert abs(values.mean()) < 0.02 * values.std(), "a mean would be what is left of every sum"
+    assert values.std() * 17408**0.5 == pytest.approx(1.5, rel=0.1)
+    assert tensors["token_embd.weight"].tensor_type.name == "Q8_0"
+
+
+def test_anchor_of_the_large_hybrid_has_another_size() -> None:
+    words = shapes.padded_vocabulary(1000)
+    weights = shapes.LargeWeights("35b-a3b", words, 2048, shapes.TYPES["q4_0"])
+    metadata = shapes.SHAPES["35b-a3b"].build(weights, 4)
+    n_experts = [blocks for name, blocks in weights.order.items() if blocks and "_exps" in name]
+    assert len(n_experts) == 12 and n_experts[0].shape == (256, 512, 2048)
+    assert sum("ssm_out" in name for name in weights.order) == 3 and metadata["ssm.inner_size"] == 4096
+    assert words.tokens[-3:] == words.special and len(words.tokens) == 1000
