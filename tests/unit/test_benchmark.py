@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
 
-from benchmarks import limits
+from benchmarks import limits, shapes
 from benchmarks.bench import Sent, broken_promise, context_for
 from benchmarks.cli import with_default
 from benchmarks.limits import eval_ms, restore_limit_ms
@@ -21,6 +24,8 @@ from benchmarks.text import tool_schemas, words
 from pyrun.build.unpatched import compiler_fixes
 from pyrun.errors import UserError
 from pyrun.home import find_home
+from pyrun.models.find import find_model
+from pyrun.models.look import look
 from pyrun.upstream.patches import read_series
 
 
