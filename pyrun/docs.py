@@ -24,7 +24,10 @@ def cli_page() -> str:
 def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     yield path, command
     if isinstance(command, click.Group):
-        for name, child in sorted(command.commands.items()):
+        context = click.Context(command)
+        for name in sorted(command.list_commands(context)):
+            child = command.get_command(context, name)
+            assert child is not None
             yield from _commands(child, f"{path} {name}")
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 from pyrun.errors import UserError
-
-BACKENDS = ("cpu",)
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,15 @@ class Home:
         return self.root / "logs"
 
     @property
+    def deps(self) -> Path:
+        """What builds need and the system lacks."""
+        return self.root / "deps"
+
+    @property
+    def rocm_sdk(self) -> Path:
+        return self.deps / "rocm"
+
+    @property
     def web_page(self) -> Path:
         return self.root / "pyrun" / "web"
 
@@ -87,8 +95,9 @@ def find_home() -> Home:
 
 
 def version() -> str:
-    """Of the installed package; a plain checkout, from which single programs run, has none."""
     try:
         return metadata.version("llama-run")
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    except metadata.PackageNotFoundError:  # a checkout that is used as it lies, without being installed
+        text = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+        found = re.search(r'^version = "(.*)"$', text, re.MULTILINE)
+        return found[1] if found else "0"

@@ -11,17 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyrun import console
+from pyrun.build.backend import Addition, addition, check_buildable
 from pyrun.build.configure import BuildSettings, cmake_definitions
 from pyrun.build.lock import build_lock
 from pyrun.build.ninja import run_logged
+from pyrun.build.rocm_sdk import read_rocm_sdk
 from pyrun.build.toolchain import Toolchain, find_toolchain
+from pyrun.build.vulkan_headers import ensure_vulkan_headers
 from pyrun.errors import UserError
 from pyrun.home import Home, version
+from pyrun.machine.describe import describe
+from pyrun.machine.probe import probe
+from pyrun.machine.snapshot import Snapshot
+from pyrun.machine.vulkan import are_headers_old, headers_version
 from pyrun.upstream import source
 
 TARGETS = ("llama-server",)
-# What a CPU build takes on disk, with room to spare.
-NEEDED_BYTES = 1 << 30
+# What a build takes on disk, with room to spare.
+NEEDED_BYTES = {"cpu": 1 << 30, "vulkan": 3 << 29, "cuda": 3 << 30, "rocm": 3 << 30}
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,13 @@ class BuildRequest:
     clean: bool = False
     origin: str = "pypi"
     web_ui: bool = True
+    target: str | None = None  # the processor, where that is not this machine's
+    keep_source: bool = False  # though the build is clean: it was made anew for another one just now
+
+    @property
+    def folder_name(self) -> str:
+        """A build for another machine lies beside the one for this."""
+        return f"{self.backend}-{self.target}" if self.target else self.backend
 
 
 @dataclass(frozen=True)
@@ -40,34 +54,46 @@ class BuildResult:
     changed: bool
 
 
-def build(home: Home, request: BuildRequest) -> BuildResult:
-    """Builds what is out of date and nothing else. Safe to interrupt, safe to start twice."""
+def build(home: Home, request: BuildRequest, snapshot: Snapshot | None = None) -> BuildResult:
+    """Builds what is out of date and nothing else. Safe to interrupt, safe to start twice.
+
+    snapshot: of this machine, where one was taken already.
+    """
     tools = find_toolchain()
     started = time.monotonic()
-    folder = home.build(request.backend)
-    server = home.server_binary(request.backend)
+    folder = home.build(request.folder_name)
+    server = home.server_binary(request.folder_name)
     with build_lock(home.build_lock):
+        added = _prepare_backend(home, request, snapshot or take_snapshot(home, request.backend))
         if request.clean and folder.exists():
             shutil.rmtree(folder)
-        tree = source.prepare(home, request.origin, clean=request.clean)
+        tree = source.prepare(home, request.origin, clean=request.clean and not request.keep_source)
         settings = BuildSettings(
             request.backend,
             version(),
             tree.pin,
             home.kernels,
             web_ui=request.web_ui and tools.npm is not None,
+            addition=added.definitions,
         )
         definitions = cmake_definitions(settings, tools)
         stamp = folder / "llama-run-build.json"
-        inputs = {"source": tree.commit, "kernels": _digest(home.kernels), "cmake": definitions}
+        inputs: dict[str, object] = {"source": tree.commit, "kernels": _digest(home.kernels), "cmake": definitions}
+        if request.backend == "rocm" and (sdk := read_rocm_sdk(home.rocm_sdk)):
+            inputs["rocm"] = sdk.sha256
         if not tree.edited and server.exists() and _read_json(stamp) == inputs:
             return BuildResult(server, time.monotonic() - started, changed=False)
         if tree.edited:
             console.say(f"building with the edits in {home.source}")
         stamp.unlink(missing_ok=True)
-        _compile(home, request, tools, definitions, folder)
+        _compile(home, request, tools, definitions, added.environment, folder)
         stamp.write_text(json.dumps(inputs, indent=1), encoding="utf-8")
     return BuildResult(server, time.monotonic() - started, changed=True)
+
+
+def take_snapshot(home: Home, backend: str) -> Snapshot:
+    """Graphics cards are asked only where the answer matters."""
+    return probe(gpus=backend != "cpu", rocm_sdk=home.rocm_sdk)
 
 
 def is_built(home: Home, backend: str) -> bool:
@@ -80,10 +106,27 @@ def has_web_ui(home: Home, backend: str) -> bool:
     return (home.build(backend) / "tools" / "ui" / "dist" / "index.html").exists()
 
 
-def _compile(home: Home, request: BuildRequest, tools: Toolchain, definitions: dict[str, str], folder: Path) -> None:
+def _prepare_backend(home: Home, request: BuildRequest, snapshot: Snapshot) -> Addition:
+    """Says what is missing, and fetches what can be fetched."""
+    machine = describe(snapshot)
+    check_buildable(snapshot, machine, request.backend, request.target)
+    headers = None
+    if request.backend == "vulkan" and are_headers_old(snapshot):
+        headers = ensure_vulkan_headers(home.deps, ".".join(map(str, headers_version(snapshot) or ())))
+    return addition(snapshot, machine, request.backend, request.target, headers)
+
+
+def _compile(
+    home: Home,
+    request: BuildRequest,
+    tools: Toolchain,
+    definitions: dict[str, str],
+    environment: dict[str, str],
+    folder: Path,
+) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _check_space(folder)
+        _check_space(folder, NEEDED_BYTES[request.backend])
         log = folder / "build.log"
         log.write_bytes(b"")
         configured = folder / "llama-run-configure.json"
@@ -93,7 +136,7 @@ def _compile(home: Home, request: BuildRequest, tools: Toolchain, definitions: d
                 run_logged(
                     [tools.cmake, "-S", str(home.source), "-B", str(folder), "-G", "Ninja", *arguments],
                     log,
-                    env={"CXX": tools.cxx},
+                    env={"CXX": tools.cxx, **environment},
                 )
             configured.write_text(json.dumps(definitions, indent=1), encoding="utf-8")
         progress = console.StepProgress("building llama-server")
@@ -102,7 +145,7 @@ def _compile(home: Home, request: BuildRequest, tools: Toolchain, definitions: d
             run_logged(
                 [tools.ninja, "-C", str(folder), *jobs, *TARGETS],
                 log,
-                env=build_environment(home),
+                env={**build_environment(home), **environment},
                 on_step=progress.update,
             )
         finally:
@@ -121,11 +164,11 @@ def build_environment(home: Home) -> dict[str, str]:
     return {**own, "NINJA_STATUS": "[%f/%t] "}
 
 
-def _check_space(folder: Path) -> None:
+def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
-    if free < NEEDED_BYTES and not (folder / "bin").exists():
+    if free < needed and not (folder / "bin").exists():
         raise UserError(
-            f"a build needs about {NEEDED_BYTES / 1e9:.1f} GB, and only {free / 1e9:.1f} GB are free in {folder}",
+            f"a build needs about {needed / 1e9:.1f} GB, and only {free / 1e9:.1f} GB are free in {folder}",
             "free some disk space and run again",
         )
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from pyrun.build.toolchain import Toolchain
 from pyrun.upstream.pin import Pin
 
+LANGUAGES = {"cuda": ["CUDA"], "rocm": ["HIP"]}  # apart from C and C++
+
 
 @dataclass(frozen=True)
 class BuildSettings:
@@ -16,6 +18,7 @@ class BuildSettings:
     pin: Pin
     kernels: Path
     web_ui: bool
+    addition: dict[str, str]  # of the backend and the processor
 
 
 def cmake_definitions(settings: BuildSettings, tools: Toolchain) -> dict[str, str]:
@@ -39,6 +42,6 @@ def cmake_definitions(settings: BuildSettings, tools: Toolchain) -> dict[str, st
         "LLAMA_RUN_PIN": settings.pin.commit,
     }
     if tools.ccache:
-        definitions["CMAKE_C_COMPILER_LAUNCHER"] = tools.ccache
-        definitions["CMAKE_CXX_COMPILER_LAUNCHER"] = tools.ccache
-    return definitions
+        languages = ["C", "CXX", *LANGUAGES.get(settings.backend, [])]
+        definitions |= {f"CMAKE_{language}_COMPILER_LAUNCHER": tools.ccache for language in languages}
+    return definitions | settings.addition

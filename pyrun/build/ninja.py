@@ -29,12 +29,16 @@ def run_logged(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}
         ) as process:
             assert process.stdout is not None
+            largest = 0
             try:
                 for line in process.stdout:
                     file.write(line)
                     step = COUNTER.match(line)
                     if step and on_step:
-                        on_step(int(step.group(1)), int(step.group(2)))
+                        done, total = int(step.group(1)), int(step.group(2))
+                        largest = max(largest, total)
+                        if total > largest // 2:  # a small build inside the build counts for itself
+                            on_step(done, total)
                 code = process.wait()
             except BaseException:
                 # Ctrl-C reaches the tool as well; it must be gone before anyone may start the next build.

@@ -103,6 +103,12 @@ def damage_of(found: _kernels.Damage) -> Damage:
     return Damage(found.path, found.reason, found.message)
 
 
+def count_conversations(cache: Path, fingerprints: Sequence[str]) -> int:
+    """That are stored under these fingerprints. Raises HeldError where a server has them open."""
+    models = [Model(cache, bytes.fromhex(name)) for name in fingerprints]
+    return sum(len(list_model(model).conversations) for model in models if model.path.is_dir())
+
+
 def list_cache(cache: Path, prefix: str | None = None) -> Visited[Listing]:
     """The conversations of every model, those used last first."""
     return visit(cache, prefix, list_model)

@@ -33,6 +33,15 @@ def summary(url: str, root: Path, key: str | None = None) -> str:
     )
 
 
+def fingerprint(url: str, key: str | None = None) -> tuple[Path, str] | None:
+    """The cache folder of a server and what it calls its model there; None where it keeps nothing."""
+    try:
+        told = ask(url, "/cache", key)
+        return (Path(told["path"]), str(told["fingerprint"])) if told["enabled"] else None
+    except UserError:
+        return None
+
+
 def _short(path: str, root: Path) -> str:
     try:
         return str(Path(path).relative_to(root))

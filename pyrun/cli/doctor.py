@@ -30,9 +30,10 @@ def doctor_command(as_json: bool, disk: bool) -> None:
     These variables overrule what is found: LLAMA_CPU_ISA_OVERRIDE, LLAMA_GFX_ARCH_OVERRIDE, LLAMA_GFX_VERSION_OVERRIDE,
     LLAMA_HARDWARE_TIER_OVERRIDE.
     """
-    snapshot = probe()
+    home = find_home()
+    snapshot = probe(rocm_sdk=home.rocm_sdk)
     machine = describe(snapshot)
-    speed, why = _disk(find_home().kv_cache) if disk else (None, "not measured")
+    speed, why = _disk(home.kv_cache) if disk else (None, "not measured")
     if as_json:
         click.echo(json.dumps(report(snapshot, machine, speed), indent=2))
         return
@@ -43,7 +44,12 @@ def doctor_command(as_json: bool, disk: bool) -> None:
 def report(snapshot: Snapshot, machine: Machine, speed: DiskSpeed | None) -> dict[str, Any]:
     backend, why = recommended(machine)
     backends = [
-        {**asdict(b), "is_ready": b.is_ready, "install": install_hint(b.missing, machine.distribution)}
+        {
+            **asdict(b),
+            "missing": [asdict(m) for m in b.missing],
+            "is_ready": b.is_ready,
+            "install": install_hint(b.missing, machine.distribution),
+        }
         for b in check_backends(snapshot, machine)
     ]
     return {

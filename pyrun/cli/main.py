@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,15 +12,13 @@ from pathlib import Path
 import click
 
 from pyrun import console
+from pyrun.cli.backends import CHOICES, print_backends
 from pyrun.cli.build import build_command
-from pyrun.cli.cache import cache_group
 from pyrun.cli.doctor import doctor_command
 from pyrun.cli.experts import experts_command
-from pyrun.cli.models import print_models
-from pyrun.cli.server import ServerOptions, run_server
 from pyrun.errors import UserError
-from pyrun.home import BACKENDS, find_home, version
-from pyrun.server.command import DEFAULT_HOST, DEFAULT_PORT
+from pyrun.home import find_home, version
+from pyrun.server.command import DEFAULT_HOST, DEFAULT_PORT, choose_cache
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,22 @@ class Invocation:
     extra: tuple[str, ...] = ()
 
 
+class Root(click.Group):
+    """Loads `cache` when it is asked for: building and looking at a machine work before the native module is built."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted([*super().list_commands(context), "cache"])
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name == "cache":
+            from pyrun.cli.cache import cache_group
+
+            return cache_group
+        return super().get_command(context, name)
+
+
 @click.group(
+    cls=Root,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Everything after `--` goes to llama-server as it is: llama-run --server -- --temp 0.2",
@@ -43,7 +57,12 @@ class Invocation:
     help="Serve MODEL: a path, a name in models/, or a unique part of one. Without MODEL: the only one there, else a "
     "small built-in default.",
 )
-@click.option("--list-models", is_flag=True, help="List the models in models/: what they are, and whether they fit.")
+@click.option(
+    "--list-models",
+    is_flag=True,
+    help="List the models in models/: what they are, how many conversations are stored, and whether they fit.",
+)
+@click.option("--list-backends", is_flag=True, help="List the backends: built, buildable, or what they lack.")
 @click.option(
     "--download",
     metavar="NAME",
@@ -51,7 +70,13 @@ class Invocation:
 )
 @click.option("--quant", metavar="Q", help="With --download: the quantisation, such as Q4_K_M, or a file's name.")
 @click.option("--mmproj", is_flag=True, help="With --download: also the projector that lets the model see images.")
-@click.option("--backend", type=click.Choice(BACKENDS), default="cpu", show_default=True, help="What to run on.")
+@click.option(
+    "--backend",
+    type=click.Choice(CHOICES),
+    default="auto",
+    show_default=True,
+    help="What to run on. auto: the best for this machine that is built or can be.",
+)
 @click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -79,6 +104,7 @@ def cli(
     context: click.Context,
     model: str | None,
     list_models: bool,
+    list_backends: bool,
     download: str | None,
     quant: str | None,
     mmproj: bool,
@@ -96,9 +122,9 @@ def cli(
     """A local LLM server whose prompt is never evaluated twice."""
     extra = context.find_object(Invocation) or Invocation()
     if context.invoked_subcommand is not None:
-        if model is not None or list_models or download is not None:
+        if model is not None or list_models or list_backends or download is not None:
             raise click.UsageError(
-                f"--server, --download and --list-models do not go with `{context.invoked_subcommand}`"
+                f"--server, --download, --list-models and --list-backends do not go with `{context.invoked_subcommand}`"
             )
         if extra.extra:
             raise click.UsageError("words behind `--` are for llama-server; they go with --server only")
@@ -111,13 +137,20 @@ def cli(
         raise click.UsageError("--print-profile goes with --server")
     if print_profile and noauto:
         raise click.UsageError("--noauto leaves no profile to print")
-    if list_models:
-        print_models(find_home(), backend)
+    if list_backends:
+        print_backends(find_home())
+    elif list_models:
+        from pyrun.cli.models import print_models
+
+        home = find_home()
+        print_models(home, backend, choose_cache(home.kv_cache, cache_ssd, no_cache_ssd, (), os.environ))
     elif download is not None:
         from pyrun.cli.download import run_download  # its libraries take longer to load than all others together
 
         run_download(find_home(), download, quant, mmproj)
     elif model is not None:
+        from pyrun.cli.server import ServerOptions, run_server
+
         if cache_ssd is not None and no_cache_ssd:
             raise click.UsageError("--cache-ssd and --no-cache-ssd do not go together")
         options = ServerOptions(
@@ -140,7 +173,6 @@ def cli(
 
 
 cli.add_command(build_command)
-cli.add_command(cache_group)
 cli.add_command(doctor_command)
 cli.add_command(experts_command)
 

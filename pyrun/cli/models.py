@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import click
 
 from pyrun import console
+from pyrun.cache.folder import HeldError
+from pyrun.cache.look import count_conversations
+from pyrun.cache.owners import fingerprints_of
+from pyrun.cli.backends import settle_backend
 from pyrun.errors import UserError
 from pyrun.home import Home
-from pyrun.machine.describe import GIB, Machine, describe
-from pyrun.machine.probe import probe
+from pyrun.machine.describe import GIB, Machine
 from pyrun.models.gguf import BrokenModelError
 from pyrun.models.look import Seen, companions, see_models
 from pyrun.models.profile import Profile, Wishes, choose_profile
 
-NUMBERS = (2, 4)  # columns that are aligned at the right
+NUMBERS = (2, 4, 5)  # columns that are aligned at the right
 
 
-def machine_for(backend: str) -> Machine:
-    """Programs that ask graphics cards take a moment; they are run only where the answer matters."""
-    return describe(probe(gpus=backend != "cpu", environment=os.environ))
-
-
-def print_models(home: Home, backend: str) -> None:
+def print_models(home: Home, backend: str, cache: str | None) -> None:
+    """cache: where state is stored, to say how many conversations each model has there."""
     seen = see_models(home)
     extra = companions(home, seen)
     seen = [one for one in seen if one.model.path not in extra]
@@ -32,9 +31,9 @@ def print_models(home: Home, backend: str) -> None:
             f"{home.models} is empty; `llama-run --download` gets a model, `llama-run --server` a small default"
         )
     else:
-        machine = machine_for(backend)
-        rows: list[tuple[str, ...]] = [("model", "architecture", "size", "quant", "context", "fits")]
-        rows += [_row(one, machine, backend) for one in seen]
+        settled = settle_backend(home, backend)
+        rows: list[tuple[str, ...]] = [("model", "architecture", "size", "quant", "context", "stored", "fits")]
+        rows += [_row(one, settled.machine, settled.backend, Path(cache) if cache else None) for one in seen]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         for row in rows:
             cells = [cell.rjust(widths[i]) if i in NUMBERS else cell.ljust(widths[i]) for i, cell in enumerate(row)]
@@ -44,14 +43,26 @@ def print_models(home: Home, backend: str) -> None:
         click.echo(f"companion of a model: {name} ({console.size(path.stat().st_size)})")
 
 
-def _row(one: Seen, machine: Machine, backend: str) -> tuple[str, ...]:
+def _row(one: Seen, machine: Machine, backend: str, cache: Path | None) -> tuple[str, ...]:
     size = console.size(one.model.size)
     name = one.model.name.encode("utf-8", "replace").decode()
     if one.facts is None:
-        return name, "-", size, "-", "-", f"broken: {_short(one.problem)}"
+        return name, "-", size, "-", "-", "-", f"broken: {_short(one.problem)}"
     facts = one.facts
     context = f"{facts.context:,}" if facts.context else "?"
-    return name, facts.architecture, size, facts.quantisation, context, _fits(one, machine, backend)
+    fits = _fits(one, machine, backend)
+    return name, facts.architecture, size, facts.quantisation, context, _stored(one.model.path, cache), fits
+
+
+def _stored(model: Path, cache: Path | None) -> str:
+    """Conversations; `-` where no server has told which of the stored state is this model's."""
+    known = fingerprints_of(cache, model) if cache else []
+    try:
+        return f"{count_conversations(cache, known):,}" if cache and known else "-"
+    except HeldError:
+        return "in use"
+    except UserError:
+        return "?"
 
 
 def _short(problem: UserError | None) -> str:

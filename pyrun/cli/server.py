@@ -7,7 +7,7 @@ import platform
 import shlex
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -16,13 +16,17 @@ from rich.status import Status
 
 from pyrun import console
 from pyrun.build.builder import BuildRequest, build, has_web_ui, is_built
+from pyrun.build.choose import AUTO
 from pyrun.cache.folder import make_cache
-from pyrun.cache.remote import summary
-from pyrun.cli.models import machine_for, print_profile, summary_of
+from pyrun.cache.owners import remember
+from pyrun.cache.remote import fingerprint, summary
+from pyrun.cli.backends import settle_backend
+from pyrun.cli.models import print_profile, summary_of
 from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.machine.backends import runtime_environment
 from pyrun.machine.describe import Machine
+from pyrun.machine.snapshot import Snapshot
 from pyrun.models.default import CHAT_TEMPLATE, DEFAULT_SIZE, DESCRIPTION, default_model_path, ensure_default_model
 from pyrun.models.facts import facts_of_name
 from pyrun.models.find import Model, find_model, list_models
@@ -57,7 +61,10 @@ def run_server(home: Home, options: ServerOptions) -> None:
     # The cheap checks first: nobody wants to hear of a busy port after ten minutes of building.
     model = _choose_model(home, options.model)
     cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
-    machine = machine_for(options.backend)
+    settled = settle_backend(home, options.backend, may_build=options.build)
+    if options.backend == AUTO:
+        console.say(f"backend: {settled.backend} ({settled.why})")
+    options, machine = replace(options, backend=settled.backend), settled.machine
     profile = _choose_profile(model, machine, options, cache)
     if options.print_profile:
         assert profile is not None
@@ -67,7 +74,7 @@ def run_server(home: Home, options: ServerOptions) -> None:
         if cache:
             make_cache(Path(cache))
         check_port(options.host, options.port)
-        _ensure_built(home, options)
+        _ensure_built(home, options, settled.snapshot)
         if model.path == default_model_path(home):
             ensure_default_model(home)
             profile = _choose_profile(_built_in(model.path), machine, options, cache)
@@ -96,7 +103,10 @@ def run_server(home: Home, options: ServerOptions) -> None:
         slow = slow_on_cpu(profile.facts.quantisation, platform.machine()) if options.backend == "cpu" else None
         if slow:
             console.say(f"note: {slow}")
-    os.environ.update(runtime_environment(machine, options.backend))  # the server inherits it
+    for name, value in runtime_environment(machine, options.backend).items():
+        if name not in os.environ:
+            console.say(f"{name}={value}")
+            os.environ[name] = value  # the server inherits it
     supervise(home, settings)
 
 
@@ -131,14 +141,16 @@ def _choose_model(home: Home, wanted: str | None) -> Model:
     return _built_in(default_model_path(home))
 
 
-def _ensure_built(home: Home, options: ServerOptions) -> None:
+def _ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> None:
+    backend = options.backend
     if not options.build:
-        if not is_built(home, options.backend):
-            raise UserError("llama-server is not built yet", "leave out --no-build, or run `llama-run build`")
+        if not is_built(home, backend):
+            command = f"llama-run build --backend {backend}"
+            raise UserError(f"llama-server is not built yet for {backend}", f"leave out --no-build, or run `{command}`")
         return
-    if not is_built(home, options.backend):
-        console.say("the first start builds llama-server from source; this takes minutes, once")
-    result = build(home, BuildRequest(options.backend))
+    if not is_built(home, backend):
+        console.say(f"the first start builds llama-server for {backend} from source; this takes minutes, once")
+    result = build(home, BuildRequest(backend), snapshot)
     if result.changed:
         console.say(f"built in {console.duration(result.seconds)}")
 
@@ -199,6 +211,9 @@ class _View:
         console.say(f"ready at {self._settings.url} after {seconds:.1f} s ({detail}); Ctrl-C stops it")
         key = api_key(self._settings.extra, os.environ)
         console.say(f"cache: {summary(self._settings.url, self._home.root, key)}")
+        if told := fingerprint(self._settings.url, key):
+            cache, name = told
+            remember(cache, self._settings.model, name)  # for --list-models
         if not self._seen_ready:
             self._seen_ready = True
             url = f"{self._settings.url}/v1/chat/completions"

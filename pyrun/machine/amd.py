@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pyrun.machine.rocm import bundle_targets
 from pyrun.machine.snapshot import Snapshot
 
 VENDOR = 0x1002
@@ -153,12 +154,6 @@ def from_rocm_smi(text: str) -> dict[int | None, str]:
     if len(versions) == 1 and not models:
         return {None: next(iter(versions.values()))}
     return {int(models[number], 16): gfx for number, gfx in versions.items() if number in models}
-
-
-def bundle_targets(snapshot: Snapshot) -> frozenset[str]:
-    """The chips that the installed ROCm libraries were built for; empty where there are none."""
-    names = snapshot.matching("*/rocblas/library/TensileLibrary_lazy_gfx*.dat")
-    return frozenset(match[1] for name in names if (match := re.search(r"_(gfx[0-9a-f]+)\.dat$", name)))
 
 
 @dataclass(frozen=True)

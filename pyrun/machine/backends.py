@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pyrun.machine.describe import Machine
+from pyrun.machine.rocm import find_rocm
 from pyrun.machine.snapshot import Snapshot
+from pyrun.machine.vulkan import OLDEST_HEADERS, are_headers_old, can_fetch_headers, headers_version
 
 BACKENDS = ("cpu", "vulkan", "rocm", "cuda")
 
@@ -26,8 +28,13 @@ class Missing:
 class Backend:
     name: str
     has_device: bool
-    missing: list[Missing]
+    to_run: list[Missing]
+    to_build: list[Missing]
     note: str = ""
+
+    @property
+    def missing(self) -> list[Missing]:
+        return [*self.to_run, *self.to_build]
 
     @property
     def is_ready(self) -> bool:
@@ -96,6 +103,9 @@ def recommended(machine: Machine) -> tuple[str, str]:
 
 def runtime_environment(machine: Machine, backend: str) -> dict[str, str]:
     """Variables that a server of this backend has to be started with."""
+    if backend == "vulkan" and not machine.vulkan and machine.software_vulkan is not None:
+        # Without it llama.cpp passes over a device that is the processor itself.
+        return {"GGML_VK_VISIBLE_DEVICES": str(machine.software_vulkan)}
     # The best card decides: the variable means all of them.
     card = next((gpu for gpu in machine.gpus if gpu.vendor == "amd" and gpu.has_rocm), None)
     if backend != "rocm" or card is None or card.override is None or card.override.value is None:
@@ -118,33 +128,52 @@ def install_hint(missing: list[Missing], distribution: str) -> str:
     return " · ".join(f"{names[family]}: {line}" for family, line in lines.items())
 
 
-def _has_compiler(snapshot: Snapshot) -> bool:
-    return any(name in snapshot.programs for name in ("c++", "g++", "clang++"))
+def build_needs(snapshot: Snapshot, backend: str) -> list[Missing]:
+    """What a build of the backend lacks, whatever devices there are."""
+    there = any(name in snapshot.programs for name in ("c++", "g++", "clang++"))
+    missing = [] if there else [COMPILER]
+    if backend == "vulkan":
+        if not (snapshot.matching("*/include/vulkan/vulkan.h") and snapshot.matching("*/libvulkan.so")):
+            missing.append(VULKAN_HEADERS)
+        elif are_headers_old(snapshot) and not can_fetch_headers(snapshot):
+            missing.append(_newer_headers(snapshot))
+        if "glslc" not in snapshot.programs:
+            missing.append(GLSLC)
+        if not snapshot.matching("*/SPIRV-HeadersConfig.cmake"):
+            missing.append(SPIRV)
+    elif backend == "rocm":
+        rocm = find_rocm(snapshot)
+        if not (rocm.has_hipcc if rocm else "hipcc" in snapshot.programs):
+            missing.append(HIPCC)
+        if rocm is None:
+            missing.append(HIPBLAS)
+    elif backend == "cuda" and "nvcc" not in snapshot.programs:
+        missing.append(NVCC)
+    return missing
 
 
-def _compiler(snapshot: Snapshot) -> list[Missing]:
-    return [] if _has_compiler(snapshot) else [COMPILER]
+def _newer_headers(snapshot: Snapshot) -> Missing:
+    wanted, found = (".".join(map(str, v or ())) for v in (OLDEST_HEADERS, headers_version(snapshot)))
+    hint = "the Vulkan SDK has them: unpack it and set VULKAN_SDK to its folder, or use a newer distribution"
+    return Missing(f"Vulkan headers {wanted} or newer (here are {found})", {}, hint)
 
 
 def _cpu(snapshot: Snapshot, machine: Machine) -> Backend:
     note = "with Metal" if machine.system == "Darwin" else f"{machine.cpu.level}, {machine.cpu.threads} threads"
-    return Backend("cpu", True, _compiler(snapshot), note)
+    return Backend("cpu", True, [], build_needs(snapshot, "cpu"), note)
 
 
 def _vulkan(snapshot: Snapshot, machine: Machine) -> Backend:
     if machine.system == "Darwin":
-        return Backend("vulkan", False, [], "Metal is used on macOS")
-    missing = _compiler(snapshot)
-    if not (snapshot.matching("*/include/vulkan/vulkan.h") and snapshot.matching("*/libvulkan.so")):
-        missing.append(VULKAN_HEADERS)
-    if "glslc" not in snapshot.programs:
-        missing.append(GLSLC)
-    if not snapshot.matching("*/SPIRV-HeadersConfig.cmake"):
-        missing.append(SPIRV)
+        return Backend("vulkan", False, [], [], "Metal is used on macOS")
     has_device = bool(machine.vulkan) or bool(machine.gpus)
-    if has_device and not machine.vulkan:
-        missing += _why_no_device(snapshot, machine)
-    return Backend("vulkan", has_device, missing, ", ".join(device.name for device in machine.vulkan))
+    to_run = _why_no_device(snapshot, machine) if has_device and not machine.vulkan else []
+    notes = [device.name for device in machine.vulkan]
+    if not has_device and machine.software_vulkan is not None:
+        notes.append("the only device is the processor itself, and slow")
+    if are_headers_old(snapshot) and can_fetch_headers(snapshot):
+        notes.append("a build fetches newer headers")
+    return Backend("vulkan", has_device, to_run, build_needs(snapshot, "vulkan"), ", ".join(notes))
 
 
 def _why_no_device(snapshot: Snapshot, machine: Machine) -> list[Missing]:
@@ -160,36 +189,27 @@ def _rocm(snapshot: Snapshot, machine: Machine) -> Backend:
     cards = [gpu for gpu in machine.gpus if gpu.vendor == "amd" and gpu.has_rocm]
     if not cards:
         others = [gpu for gpu in machine.gpus if gpu.vendor == "amd"]
-        return Backend(
-            "rocm", False, [], f"{others[0].gfx} is not supported: use vulkan" if others else "no AMD graphics"
-        )
-    missing = _compiler(snapshot)
-    if "hipcc" not in snapshot.programs:
-        missing.append(HIPCC)
-    if not snapshot.matching("*/hipblas/hipblas-config.cmake"):
-        missing.append(HIPBLAS)
+        why = f"{others[0].gfx} is not supported: use vulkan" if others else "no AMD graphics"
+        return Backend("rocm", False, [], [], why)
+    to_run = []
     if "/dev/kfd" not in snapshot.paths:
-        missing.append(Missing("/dev/kfd", {}, "the kernel's amdgpu driver makes it; a newer kernel may know the chip"))
+        to_run.append(Missing("/dev/kfd", {}, "the kernel's amdgpu driver makes it; a newer kernel may know the chip"))
     elif "/dev/kfd" not in snapshot.usable:
-        missing.append(Missing("the right to open /dev/kfd", {}, GROUPS))
+        to_run.append(Missing("the right to open /dev/kfd", {}, GROUPS))
     card = cards[0]
     note = f"{card.gfx} ({card.gfx_source})"
     if card.override and card.override.value:
         note += f", HSA_OVERRIDE_GFX_VERSION={card.override.value}: {card.override.source}"
-    return Backend("rocm", True, missing, note)
+    return Backend("rocm", True, to_run, build_needs(snapshot, "rocm"), note)
 
 
 def _cuda(snapshot: Snapshot, machine: Machine) -> Backend:
     cards = [gpu for gpu in machine.gpus if gpu.vendor == "nvidia"]
     if not cards and not _has_nvidia_hardware(snapshot):
-        return Backend("cuda", False, [], "no NVIDIA graphics")
-    missing = _compiler(snapshot)
-    if not any(gpu.compute for gpu in cards):
-        missing.append(NVIDIA_DRIVER)
-    if "nvcc" not in snapshot.programs:
-        missing.append(NVCC)
+        return Backend("cuda", False, [], [], "no NVIDIA graphics")
+    to_run = [] if any(gpu.compute for gpu in cards) else [NVIDIA_DRIVER]
     note = ", ".join(f"{gpu.name}, compute capability {gpu.compute}" for gpu in cards if gpu.compute)
-    return Backend("cuda", True, missing, note)
+    return Backend("cuda", True, to_run, build_needs(snapshot, "cuda"), note)
 
 
 def _has_nvidia_hardware(snapshot: Snapshot) -> bool:

@@ -63,6 +63,7 @@ class Machine:
     gpus: list[Gpu]  # best first
     vulkan: list[VulkanDevice]
     vulkan_source: str
+    software_vulkan: int | None  # the number of a device that is the processor itself
     memlock: int | None  # bytes; None: no limit
     power: Power
     tier: str
@@ -95,6 +96,7 @@ def describe(snapshot: Snapshot) -> Machine:
         gpus=gpus,
         vulkan=[device for device in devices if device.kind != "cpu"],
         vulkan_source="vulkaninfo" if devices else _why_no_vulkan(snapshot),
+        software_vulkan=next((n for n, device in enumerate(devices) if device.kind == "cpu"), None),
         memlock=snapshot.memlock,
         power=_power(snapshot),
         tier=tier,

@@ -19,6 +19,7 @@ from pyrun.machine.snapshot import Snapshot
 
 TIMEOUT_SECONDS = 5.0
 MAX_FILE_BYTES = 1 << 20
+HEAD_BYTES = 1 << 13
 
 READ = (
     "/etc/os-release",
@@ -37,8 +38,15 @@ READ = (
     *(f"/sys/class/power_supply/*/{name}" for name in ("type", "online", "status", "capacity", "scope")),
 )
 
-# Looked for, and not read. The ROCm libraries have one file per chip, which says what the bundle was built for.
+# Read at their beginning, which says their version.
+READ_HEADS = (
+    "/usr/include/vulkan/vulkan_core.h",
+    "/usr/local/include/vulkan/vulkan_core.h",
+)
+
+# Looked for, and not read.
 LOOK_FOR = (
+    "/usr/lib/apt/apt-helper",
     "/dev/kfd",
     "/dev/dri/renderD*",
     "/usr/share/vulkan/icd.d/*.json",
@@ -51,16 +59,25 @@ LOOK_FOR = (
     "/usr/lib*/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake",
     "/usr/lib/*/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake",
     "/usr/local/*/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake",
+)
+ROCM_ROOTS = ("/opt/rocm", "/opt/rocm-*", "/usr")
+# Below a root of ROCm. The libraries have one file per chip, which says what they were built for.
+ROCM_LOOK_FOR = (
     *(
-        f"{root}/{name}"
-        for root in ("/opt/rocm/lib", "/opt/rocm-*/lib", "/usr/lib*", "/usr/lib/*")
+        f"{libraries}/{name}"
+        for libraries in ("lib", "lib64", "lib/*-linux-gnu")
         for name in ("cmake/hipblas/hipblas-config.cmake", "rocblas/library/TensileLibrary_lazy_gfx*.dat")
     ),
+    "bin/hipcc",
+    "llvm/bin/clang++",
+    "lib/llvm/bin/clang++",
 )
+# Below a root of the Vulkan SDK.
+SDK_LOOK_FOR = ("include/vulkan/vulkan.h", "lib/libvulkan.so", "*/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake")
 DEVICES = ("/dev/kfd", "/dev/dri/renderD*")
 
 # Name -> where it may lie apart from PATH.
-PROGRAMS = {
+PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "c++": (),
     "g++": (),
     "clang++": (),
@@ -106,6 +123,8 @@ VARIABLES = (
     "LLAMA_CPU_ISA_OVERRIDE",
     "LLAMA_HARDWARE_TIER_OVERRIDE",
     "HSA_OVERRIDE_GFX_VERSION",
+    "ROCM_PATH",
+    "VULKAN_SDK",
 )
 
 Runner = Callable[[Sequence[str]], str | None]
@@ -133,19 +152,33 @@ def probe(
     environment: Mapping[str, str] | None = None,
     *,
     gpus: bool = True,
+    rocm_sdk: str | Path | None = None,
     system: str | None = None,
     arch: str | None = None,
 ) -> Snapshot:
-    """Reads the machine below root. Without gpus, no program is asked about graphics cards, which may take a second."""
+    """Reads the machine below root. Without gpus, no program is asked about graphics cards, which may take a second.
+
+    rocm_sdk: where a ROCm may lie apart from the usual places.
+    """
     system = system or platform.system()
     environment = os.environ if environment is None else environment
-    programs = {name: path for name in PROGRAMS if (path := _find(root, name, find))}
+    rocm_roots = [str(r) for r in (*ROCM_ROOTS, rocm_sdk, environment.get("ROCM_PATH", "").rstrip("/")) if r]
+    sdk = environment.get("VULKAN_SDK", "").rstrip("/")
+    places = {**PROGRAMS, **({"glslc": (f"{sdk}/bin",)} if sdk else {})}
+    programs = {name: path for name, folders in places.items() if (path := _find(root, name, folders, find))}
     questions = {**(GPU_QUESTIONS if gpus else {}), **(APPLE_QUESTIONS if system == "Darwin" else {})}
-    found = {name: path for pattern in LOOK_FOR for name, path in _glob(root, pattern)}
+    patterns = [*LOOK_FOR, *(f"{r}/{name}" for r in rocm_roots for name in ROCM_LOOK_FOR)]
+    patterns += [f"{sdk}/{name}" for name in SDK_LOOK_FOR] if sdk else []
+    found = {name: path for pattern in patterns for name, path in _glob(root, pattern)}
+    heads = [*READ_HEADS, *([f"{sdk}/include/vulkan/vulkan_core.h"] if sdk else [])]
+    read = {name: path for r in rocm_roots for name, path in _glob(root, f"{r}/.info/version")}
+    read |= {name: path for pattern in READ for name, path in _glob(root, pattern)}
+    files = {name: text for name, path in read.items() if (text := _read(path))}
+    files |= {n: text for head in heads for n, path in _glob(root, head) if (text := _read(path, HEAD_BYTES))}
     return Snapshot(
         system=system,
         arch=arch or platform.machine(),
-        files={name: text for pattern in READ for name, path in _glob(root, pattern) if (text := _read(path))},
+        files=files,
         paths=frozenset(found),
         usable=frozenset(
             name for pattern in DEVICES for name, path in _glob(root, pattern) if os.access(path, os.R_OK | os.W_OK)
@@ -181,19 +214,19 @@ def _glob(root: Path, pattern: str) -> list[tuple[str, Path]]:
     return [("/" + path.relative_to(root).as_posix(), path) for path in sorted(root.glob(relative))]
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path, most: int = MAX_FILE_BYTES) -> str | None:
     try:
         with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
+            return file.read(most).decode("utf-8", "replace")
     except OSError:
         return None
 
 
-def _find(root: Path, name: str, find: Finder) -> str | None:
+def _find(root: Path, name: str, folders: Sequence[str], find: Finder) -> str | None:
     found = find(name)
     if found:
         return found
-    for folder in PROGRAMS[name]:
+    for folder in folders:
         path = root / folder.lstrip("/") / name
         if os.access(path, os.X_OK):
             return str(path)

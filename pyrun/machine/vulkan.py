@@ -1,9 +1,14 @@
-"""What `vulkaninfo --summary` says about its devices."""
+"""What `vulkaninfo --summary` says about its devices, and how old the headers are that a build would use."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from pyrun.machine.snapshot import Snapshot
+
+# llama.cpp uses VK_EXT_layer_settings, which came with 1.3.272.
+OLDEST_HEADERS = (1, 3, 272)
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,31 @@ def parse_vulkaninfo(text: str) -> list[VulkanDevice]:
             )
         )
     return devices
+
+
+def headers_version(snapshot: Snapshot) -> tuple[int, int, int] | None:
+    """Of the headers that cmake finds first; None where there are none, or they do not say."""
+    places = snapshot.matching("*/include/vulkan/vulkan_core.h")
+    sdk = snapshot.environment.get("VULKAN_SDK")
+    places.sort(key=lambda path: (not (sdk and path.startswith(sdk)), not path.startswith("/usr/local/")))
+    for path in places:
+        text = snapshot.text(path)
+        release = re.search(r"VK_HEADER_VERSION_COMPLETE\s+VK_MAKE_API_VERSION\(\s*\d+,\s*(\d+),\s*(\d+),", text)
+        patch = re.search(r"#define VK_HEADER_VERSION\s+(\d+)", text)
+        if release and patch:
+            return int(release[1]), int(release[2]), int(patch[1])
+    return None
+
+
+def are_headers_old(snapshot: Snapshot) -> bool:
+    version = headers_version(snapshot)
+    return version is not None and version < OLDEST_HEADERS
+
+
+def can_fetch_headers(snapshot: Snapshot) -> bool:
+    """Whether newer ones can be taken from a later release of the same distribution."""
+    is_debian = re.search(r'^ID="?debian"?$', snapshot.text("/etc/os-release"), re.MULTILINE)
+    return bool(is_debian) and bool(snapshot.matching("/usr/lib/apt/apt-helper"))
 
 
 def _number(text: str) -> int:

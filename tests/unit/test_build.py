@@ -37,6 +37,13 @@ def test_progress_is_not_ninjas(tmp_path: Path) -> None:
     assert steps == [(1, 3), (2, 3), (3, 3)]
 
 
+def test_build_inside_the_build_sets_the_progress_back(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    command = write_ninja(tmp_path, "touch out0", "echo '[1/2] inner' && touch out1", *["true"] * 4)
+    run_logged(command, tmp_path / "log", on_step=lambda done, total: steps.append((done, total)))
+    assert [total for _, total in steps] == [6] * 6
+
+
 def test_failure_hides_what_the_compiler_said(tmp_path: Path) -> None:
     command = write_ninja(tmp_path, "touch out0", "echo main.cpp:7: no such thing && false")
     with pytest.raises(UserError, match="ninja failed with exit code 1") as caught:
@@ -59,10 +66,9 @@ def test_full_disk_is_not_explained(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_build_starts_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder, "NEEDED_BYTES", 1 << 60)
+def test_build_starts_without_room(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a build needs about .* GB, and only .* GB are free"):
-        builder._check_space(tmp_path)
+        builder._check_space(tmp_path, 1 << 60)
 
 
 @pytest.mark.parametrize(("name", "message"), [(None, "no C\\+\\+17 compiler found"), ("nocc", "that CXX names")])
@@ -76,19 +82,25 @@ def test_missing_compiler_is_found_by_cmake(monkeypatch: pytest.MonkeyPatch, nam
 
 
 def test_server_does_not_know_its_pin() -> None:
-    settings = BuildSettings("cpu", "1.2.3", PIN, Path("/k"), web_ui=False)
+    settings = BuildSettings("cpu", "1.2.3", PIN, Path("/k"), web_ui=False, addition={"GGML_NATIVE": "ON"})
     definitions = cmake_definitions(settings, TOOLS)
     assert definitions["LLAMA_RUN_VERSION"] == "1.2.3"
     assert definitions["LLAMA_RUN_PIN"] == PIN.commit
     assert definitions["LLAMA_BUILD_COMMIT"] == PIN.short_commit
     assert definitions["LLAMA_BUILD_UI"] == "OFF"
     assert "CMAKE_CXX_COMPILER_LAUNCHER" not in definitions
+    assert definitions["GGML_NATIVE"] == "ON"
 
 
-def test_ccache_is_left_unused() -> None:
-    settings = BuildSettings("cpu", "1.2.3", PIN, Path("/k"), web_ui=True)
+@pytest.mark.parametrize(
+    ("backend", "languages"),
+    [("cpu", ["C", "CXX"]), ("vulkan", ["C", "CXX"]), ("rocm", ["C", "CXX", "HIP"]), ("cuda", ["C", "CXX", "CUDA"])],
+)
+def test_ccache_is_left_unused(backend: str, languages: list[str]) -> None:
+    settings = BuildSettings(backend, "1.2.3", PIN, Path("/k"), web_ui=True, addition={})
     definitions = cmake_definitions(settings, Toolchain("c++", "cmake", "ninja", "/usr/bin/ccache", "npm"))
-    assert definitions["CMAKE_CXX_COMPILER_LAUNCHER"] == "/usr/bin/ccache"
+    used = [name for name, value in definitions.items() if value == "/usr/bin/ccache"]
+    assert used == [f"CMAKE_{language}_COMPILER_LAUNCHER" for language in languages]
     assert definitions["LLAMA_BUILD_UI"] == "ON"
 
 

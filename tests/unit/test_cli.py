@@ -56,6 +56,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ("--server -- --dry-run", None),  # belongs to llama-server: not ours
         ("--server --print-profile", "known from: file name"),  # it is not fetched yet
         ("doctor --no-disk", "backend: "),
+        ("--list-backends", "auto is "),
         ("doctor --no-disk --json", '"recommended_backend": {{'),
         ("--version", "llama-run, version "),
         ("--help", "--server [MODEL]"),
@@ -71,7 +72,7 @@ def test_arguments_are_lost(
 ) -> None:
     started: list[tuple[str, ...]] = []
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
-    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options: None)
+    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options, snapshot: None)
     monkeypatch.setattr("pyrun.cli.server.ensure_default_model", lambda home: None)
     monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings: started.append(settings.extra))
     code, out, _ = run(capsys, *arguments.split())
@@ -94,6 +95,10 @@ def test_arguments_are_lost(
         ("cache ls --url http://127.0.0.1:1 --model f1", 2, "--url asks a server"),
         ("cache ls --url http://127.0.0.1:1", 1, "error: no server answers at http://127.0.0.1:1"),
         ("--server --backend abacus", 2, "'abacus' is not"),
+        ("build --backend abacus", 2, "'abacus' is not"),
+        ("build --target z80", 1, "error: 'z80' is neither an instruction set nor a processor"),
+        ("build --rocm-sdk none.tar.gz", 1, "error: there is no file none.tar.gz"),
+        ("--list-backends build", 2, "do not go with `build`"),
         ("--server missing --dry-run", 1, "error: no model is called 'missing'"),
         ("--server /no/such.gguf --dry-run", 1, "error: there is no file /no/such.gguf"),
         ("--server build", 1, "error: no model is called 'build'"),
@@ -180,7 +185,7 @@ def test_cache_folder_is_open_to_others(
     clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
-    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options: None)
+    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options, snapshot: None)
     monkeypatch.setattr("pyrun.cli.server.ensure_default_model", lambda home: None)
     monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings: None)
     assert run(capsys, "--server", "--cache-ssd", "new/cache")[0] == 0
@@ -235,8 +240,8 @@ def test_list_of_models_leaves_something_out(clone: Path, capsys: pytest.Capture
     code, out, err = run(capsys, "--list-models")
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines()}
     assert code == 0 and err == ""
-    assert lines["a-Q4_K_M"] == f"llama {size(len(whole))} Q4_K_M 8,192 yes, with 8,192 tokens"
-    assert lines["two"] == f"llama {size(2 * len(whole))} F32 4,096 yes, with 4,096 tokens"
+    assert lines["a-Q4_K_M"] == f"llama {size(len(whole))} Q4_K_M 8,192 - yes, with 8,192 tokens"
+    assert lines["two"] == f"llama {size(2 * len(whole))} F32 4,096 - yes, with 4,096 tokens"
     assert f"broken: is cut off: {len(whole) - 1:,} of {len(whole):,} bytes are there" in lines["cut"]
     assert "broken: is a web page, not a GGUF file" in lines["page"]
     assert "missing part 3 of 5" in lines["set"] and "set-00003-of-00005.gguf" in lines["set"]

@@ -69,15 +69,19 @@ def kfd(nodes: Mapping[int, int]) -> dict[str, str]:
     return {**files, "/dev/kfd": ""}
 
 
-def rocm(*targets: str) -> dict[str, str]:
-    folder = "/opt/rocm/lib"
-    libraries = {f"{folder}/rocblas/library/TensileLibrary_lazy_{target}.dat": "" for target in targets}
-    return {**libraries, f"{folder}/cmake/hipblas/hipblas-config.cmake": ""}
+def rocm(*targets: str, root: str = "/opt/rocm", version: str = "6.4.1-83") -> dict[str, str]:
+    """As AMD's packages and tarballs lay it out; in the system's own root its tools are spread elsewhere."""
+    libraries = {f"{root}/lib/rocblas/library/TensileLibrary_lazy_{target}.dat": "" for target in targets}
+    own = {} if root == "/usr" else {f"{root}/lib/llvm/bin/clang++": "", f"{root}/.info/version": f"{version}\n"}
+    return {**libraries, **own, f"{root}/lib/cmake/hipblas/hipblas-config.cmake": "", f"{root}/bin/hipcc": ""}
 
 
-def vulkan_packages() -> dict[str, str]:
+def vulkan_packages(version: tuple[int, int, int] = (1, 4, 313)) -> dict[str, str]:
+    major, minor, patch = version
     return {
         "/usr/include/vulkan/vulkan.h": "",
+        "/usr/include/vulkan/vulkan_core.h": f"// Version of this file\n#define VK_HEADER_VERSION {patch}\n\n"
+        f"#define VK_HEADER_VERSION_COMPLETE VK_MAKE_API_VERSION(0, {major}, {minor}, VK_HEADER_VERSION)\n",
         "/usr/lib/libvulkan.so": "",
         "/usr/share/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake": "",
         "/usr/share/vulkan/icd.d/radeon_icd.x86_64.json": "{}",

@@ -20,6 +20,7 @@ class Recorded:
     arch: str = "x86_64"
     memlock: int | None = 8 << 20
     cpus: int = 4096  # that the process may run on: all
+    rocm_sdk: str | None = None  # where one was unpacked
 
 
 def snapshot_of(
@@ -39,6 +40,13 @@ def snapshot_of(
         return f"/usr/bin/{program}" if program in there else None
 
     taken = probe(
-        root, run, find, environment or {}, gpus=gpus, system=machine.system, arch=machine.arch
-    )  # fmt: skip
+        root,
+        run,
+        find,
+        environment or {},
+        gpus=gpus,
+        rocm_sdk=machine.rocm_sdk,
+        system=machine.system,
+        arch=machine.arch,
+    )
     return replace(taken, memlock=machine.memlock, cpus=machine.cpus)

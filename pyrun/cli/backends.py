@@ -1,0 +1,62 @@
+"""`llama-run --list-backends`, and the choice behind `--backend auto`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import click
+
+from pyrun.build.builder import is_built, take_snapshot
+from pyrun.build.choose import AUTO, Standing, choose_backend, standings
+from pyrun.home import Home
+from pyrun.machine.backends import BACKENDS, install_hint
+from pyrun.machine.describe import Machine, describe
+from pyrun.machine.snapshot import Snapshot
+
+CHOICES = (AUTO, *BACKENDS)
+
+
+@dataclass(frozen=True)
+class Settled:
+    backend: str
+    why: str
+    snapshot: Snapshot  # of the machine, as it was seen for this
+    machine: Machine
+
+
+def settle_backend(home: Home, wanted: str, *, may_build: bool = True) -> Settled:
+    """The backend that is meant: the one that was named, or the best one here."""
+    snapshot = take_snapshot(home, wanted)
+    machine = describe(snapshot)
+    if wanted != AUTO:
+        return Settled(wanted, "as you said", snapshot, machine)
+    backend, why = choose_backend(machine, _standings(home, snapshot, machine), may_build=may_build)
+    return Settled(backend, why, snapshot, machine)
+
+
+def print_backends(home: Home) -> None:
+    snapshot = take_snapshot(home, AUTO)
+    machine = describe(snapshot)
+    found = _standings(home, snapshot, machine)
+    for standing in found:
+        click.echo(f"{standing.backend.name:7} {standing.state:10} {_detail(standing, machine)}".rstrip())
+    backend, why = choose_backend(machine, found)
+    click.echo(f"auto is {backend}: {why}")
+
+
+def _standings(home: Home, snapshot: Snapshot, machine: Machine) -> list[Standing]:
+    return standings(snapshot, machine, [name for name in BACKENDS if is_built(home, name)])
+
+
+def _detail(standing: Standing, machine: Machine) -> str:
+    """What it would run on, and what it lacks for that."""
+    backend = standing.backend
+    missing = list(backend.to_run)
+    if not standing.is_built and (backend.has_device or standing.state == "missing"):
+        missing += standing.lacks
+    parts = [backend.note]
+    if missing:
+        parts.append(f"missing: {', '.join(m.what for m in missing)}")
+        parts.append(install_hint(missing, machine.distribution))
+        parts += [m.remark(machine.distribution) for m in missing]
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,52 @@
+"""Where ROCm is: one that ROCM_PATH names, one unpacked into deps/, or the system's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pyrun.machine.snapshot import Snapshot
+
+SYSTEM = "/usr"  # a distribution's own packages: their tools find each other
+CONFIG = re.compile(r"^(.*)/lib(?:64)?(?:/[^/]+-linux-gnu)?/cmake/hipblas/hipblas-config\.cmake$")
+COMPILERS = ("lib/llvm/bin/clang++", "llvm/bin/clang++")
+
+
+@dataclass(frozen=True)
+class Rocm:
+    root: str
+    compiler: str | None  # for HIP; None: cmake asks hipconfig
+    has_hipcc: bool
+    version: str  # or ""
+
+
+def find_rocm(snapshot: Snapshot) -> Rocm | None:
+    """The one that a build would use: a root with hipBLAS in it."""
+    configs = snapshot.matching("*/cmake/hipblas/hipblas-config.cmake")
+    roots = {match[1] for path in configs if (match := CONFIG.match(path))}
+    if not roots:
+        return None
+    named = snapshot.environment.get("ROCM_PATH", "").rstrip("/")
+    root = min(roots, key=lambda r: (r != named, *_order(r)))
+    compilers = [f"{root}/{name}" for name in COMPILERS if f"{root}/{name}" in snapshot.paths]
+    return Rocm(
+        root=root,
+        compiler=compilers[0] if compilers and root != SYSTEM else None,
+        has_hipcc=f"{root}/bin/hipcc" in snapshot.paths or "hipcc" in snapshot.programs,
+        version=snapshot.text(f"{root}/.info/version"),
+    )
+
+
+def _order(root: str) -> tuple[int, str]:
+    """What was unpacked into deps/ was put there on purpose; /opt/rocm is the newest of several in /opt."""
+    for rank, start in ((1, "/opt/rocm"), (3, SYSTEM)):
+        if root == start:
+            return rank, root
+    return (2 if root.startswith("/opt/rocm-") else 0), root
+
+
+def bundle_targets(snapshot: Snapshot) -> frozenset[str]:
+    """The chips that the ROCm libraries were built for; empty where there are none."""
+    rocm = find_rocm(snapshot)
+    names = snapshot.matching(f"{rocm.root if rocm else '*'}/*/library/TensileLibrary_lazy_gfx*.dat")
+    return frozenset(match[1] for name in names if (match := re.search(r"_(gfx[0-9a-f]+)\.dat$", name)))
