@@ -16,14 +16,12 @@ import psutil
 import pytest
 import requests
 import toys
+from backend import BINARY, require_backend, server_environment
 from helpers import ROOT, free_port, wait_until
-
-from pyrun.home import Home
 
 Tokens = list[int]
 Messages = list[dict[str, str]]
 
-BINARY = Home(ROOT).server_binary("cpu")
 TABLE: pytest.StashKey[list[str]] = pytest.StashKey()
 
 
@@ -182,7 +180,7 @@ Serve = Callable[..., CacheServer]
 
 @contextlib.contextmanager
 def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    assert BINARY.exists(), "run `./llama-run build` first"
+    require_backend()
     started: list[CacheServer] = []
 
     def start(
@@ -195,7 +193,7 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         command += ["--cache-ssd", str(cache)] if cache else []
         command += ["--api-key", api_key] if api_key else []
         # Threads that spin while they wait would take the cores from other servers of a test.
-        environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+        environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | server_environment()
         with output.open("wb") as file:
             process = subprocess.Popen([*command, *flags], stdout=file, stderr=subprocess.STDOUT, env=environment)
         server = CacheServer(process, port, output, api_key)

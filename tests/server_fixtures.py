@@ -11,9 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
+from backend import BACKEND, require_backend
 from helpers import ROOT, free_port, is_running, wait_until
-
-from pyrun.home import Home
 
 START_SECONDS = 120
 
@@ -65,13 +64,14 @@ StartServer = Callable[..., Server]
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
     """Starts servers on ports and caches of their own: start_server(MODEL or None, FLAG, ...)."""
-    assert Home(ROOT).server_binary("cpu").exists(), "run `./llama-run build` first"
+    require_backend()
     started: list[Server] = []
 
     def start(model: Path | None = None, *flags: str, ready: bool = True) -> Server:
         port = free_port()
         output = tmp_path_factory.mktemp("server") / "output"
         command = [str(ROOT / "llama-run"), "--server", *([str(model)] if model else []), "--no-build"]
+        command += ["--backend", BACKEND]
         if not any(flag in ("--cache-ssd", "--no-cache-ssd") for flag in flags):
             command += ["--cache-ssd", str(output.with_name("kv-cache"))]
         with output.open("w") as file:

@@ -85,7 +85,10 @@ def _rocm(snapshot: Snapshot, machine: Machine) -> tuple[dict[str, str], dict[st
     definitions["CMAKE_HIP_FLAGS"] = f"--rocm-path={rocm.root}"
     if rocm.compiler:
         definitions["CMAKE_HIP_COMPILER"] = rocm.compiler
-    return definitions, {"ROCM_PATH": rocm.root, "HIP_PATH": rocm.root, "HIP_PLATFORM": "amd"}
+    environment = {"ROCM_PATH": rocm.root, "HIP_PATH": rocm.root, "HIP_PLATFORM": "amd"}
+    if rocm.device_libraries:
+        environment["HIP_DEVICE_LIB_PATH"] = rocm.device_libraries
+    return definitions, environment
 
 
 def _cuda(snapshot: Snapshot) -> dict[str, str]:

@@ -71,6 +71,8 @@ ROCM_LOOK_FOR = (
     "bin/hipcc",
     "llvm/bin/clang++",
     "lib/llvm/bin/clang++",
+    "lib/llvm/amdgcn/bitcode",
+    "amdgcn/bitcode",
 )
 # Below a root of the Vulkan SDK.
 SDK_LOOK_FOR = ("include/vulkan/vulkan.h", "lib/libvulkan.so", "*/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake")

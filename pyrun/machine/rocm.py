@@ -10,12 +10,14 @@ from pyrun.machine.snapshot import Snapshot
 SYSTEM = "/usr"  # a distribution's own packages: their tools find each other
 CONFIG = re.compile(r"^(.*)/lib(?:64)?(?:/[^/]+-linux-gnu)?/cmake/hipblas/hipblas-config\.cmake$")
 COMPILERS = ("lib/llvm/bin/clang++", "llvm/bin/clang++")
+DEVICE_LIBRARIES = ("lib/llvm/amdgcn/bitcode", "amdgcn/bitcode")
 
 
 @dataclass(frozen=True)
 class Rocm:
     root: str
     compiler: str | None  # for HIP; None: cmake asks hipconfig
+    device_libraries: str | None  # None: the compiler knows where they are
     has_hipcc: bool
     version: str  # or ""
 
@@ -28,10 +30,15 @@ def find_rocm(snapshot: Snapshot) -> Rocm | None:
         return None
     named = snapshot.environment.get("ROCM_PATH", "").rstrip("/")
     root = min(roots, key=lambda r: (r != named, *_order(r)))
-    compilers = [f"{root}/{name}" for name in COMPILERS if f"{root}/{name}" in snapshot.paths]
+
+    def own(names: tuple[str, ...]) -> str | None:
+        there = [f"{root}/{name}" for name in names if f"{root}/{name}" in snapshot.paths]
+        return there[0] if there and root != SYSTEM else None
+
     return Rocm(
         root=root,
-        compiler=compilers[0] if compilers and root != SYSTEM else None,
+        compiler=own(COMPILERS),
+        device_libraries=own(DEVICE_LIBRARIES),
         has_hipcc=f"{root}/bin/hipcc" in snapshot.paths or "hipcc" in snapshot.programs,
         version=snapshot.text(f"{root}/.info/version"),
     )

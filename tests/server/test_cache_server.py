@@ -16,7 +16,8 @@ import gguf
 import numpy as np
 import pytest
 import requests
-from cache_server import BINARY, Answer, CacheServer, Messages, Serve, completion, say, toy
+from backend import BINARY
+from cache_server import Answer, CacheServer, Messages, Serve, completion, say, toy
 from helpers import ROOT, wait_until
 from toys.corpus import TEXT
 

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 import requests
 import toys
+from backend import BACKEND
 from helpers import ROOT, wait_until
 from server_fixtures import Server, StartServer
+
+from pyrun.cache.look import count_conversations
+from pyrun.cache.owners import fingerprints_of
 
 pytestmark = pytest.mark.server
 
@@ -54,21 +58,22 @@ def ask(server: Server, path: str) -> Any:
     return requests.get(f"{server.url}{path}", timeout=10).json()
 
 
-def test_conversation_is_lost_by_ctrl_c(start_server: StartServer, tmp_path: Path) -> None:
+def test_conversation_is_lost_by_ctrl_c(start_server: StartServer, tmp_path: Path, dense: Path) -> None:
     flags = ("--cache-ssd", str(tmp_path / "kv"), "--ctx", "4096")
-    server = start_server(None, *flags)
+    model = None if BACKEND == "cpu" else dense  # the built-in one, where it does not take minutes
+    server = start_server(model, *flags)
     wait_until(lambda: "kv, 0 conversations, " in server.said(), 10, server.said())
     messages = first_turn(server)
     assert server.stop() == 0
 
-    again = start_server(None, *flags)
+    again = start_server(model, *flags)
     wait_until(lambda: "kv, 1 conversation, " in again.said(), 10, again.said())
     restored = chat(again, messages)
     assert restored["timings"]["cache_source"] == "cold"
     assert restored["timings"]["cache_n"] > 400 and restored["timings"]["prompt_n"] < 40
     assert again.stop() == 0
 
-    never_stopped = start_server(None, "--ctx", "4096")
+    never_stopped = start_server(model, "--ctx", "4096")
     assert first_turn(never_stopped) == messages
     kept = chat(never_stopped, messages)
     assert kept["timings"]["cache_source"] == "slot"
@@ -124,6 +129,10 @@ def test_cli_and_server_count_differently(start_server: StartServer, dense: Path
     for found in (running_ls, stopped_ls):
         assert sorted(found["models"][0]["conversations"], key=lambda one: str(one["hash"])) == by_hash
 
+    # The launcher has noted whose they are.
+    assert fingerprints_of(tmp_path, dense) == [told["fingerprint"]]
+    assert count_conversations(tmp_path, [told["fingerprint"]]) == 2
+
     # Numbers: what the server measures as it goes is what a fresh look finds.
     state, model = told["state"], stopped_stats["models"][0]
     assert model["fingerprint"] == told["fingerprint"]
@@ -136,3 +145,12 @@ def test_cli_and_server_count_differently(start_server: StartServer, dense: Path
     assert state["disk_bytes"] <= stopped_stats["bytes"] <= state["disk_bytes"] + new_files
     assert running_stats["bytes"] == state["disk_bytes"]
     assert running_stats["models"][0] | {"bytes": model["bytes"]} == model
+
+
+def test_state_does_not_say_what_computed_it(start_server: StartServer, dense: Path, tmp_path: Path) -> None:
+    server = start_server(dense, "--cache-ssd", str(tmp_path), "--ctx", "2048")
+    first_turn(server)
+    server.post("/cache/flush", {})
+    listed = ask(server, "/cache/conversations")["conversations"]
+    assert [one["backend"].lower() for one in listed] == [BACKEND]
+    assert server.stop() == 0

@@ -17,7 +17,7 @@ from pyrun.build.builder import BuildRequest, build
 from pyrun.build.choose import choose_backend, standings
 from pyrun.cli.main import main
 from pyrun.errors import UserError
-from pyrun.home import Home
+from pyrun.home import Home, version
 from pyrun.machine.backends import BACKENDS, runtime_environment
 from pyrun.machine.describe import describe
 from pyrun.machine.rocm import find_rocm
@@ -210,7 +210,7 @@ def test_override_of_the_processor_is_not_built_for(tmp_path: Path) -> None:
 
 PIN = Pin("p", "1", "p-1.tar.gz", "0" * 64, "vendor", "r", "0123456789" * 4, "f" * 40)
 RECORDER = """#!/bin/sh
-env | grep -E '^(ROCM_PATH|HIP_PATH|HIP_PLATFORM|CXX)=' | sort > "$RECORD.$(basename "$0").env"
+env | grep -E '^(ROCM_PATH|HIP_.*|CXX)=' | sort > "$RECORD.$(basename "$0").env"
 printf '%s\\n' "$@" > "$RECORD.$(basename "$0").arguments"
 case $(basename "$0") in ninja) mkdir -p "$2/bin" && touch "$2/bin/llama-server" "$2/build.ninja" ;; esac
 """
@@ -230,7 +230,8 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "pyrun.build.toolchain.shutil.which", lambda name: str(folder / name) if name == "c++" else None
     )
     monkeypatch.setattr(
-        builder.source, "prepare", lambda home, origin, clean: Source(home.source, PIN, "c0ffee", edited=False)
+        "pyrun.build.builder.source.prepare",
+        lambda home, origin, clean: Source(home.source, PIN, "c0ffee", edited=False),
     )
     return folder
 
@@ -263,7 +264,7 @@ def test_rocm_build_is_called_otherwise(tmp_path: Path, tools: Path) -> None:
         "-DLLAMA_BUILD_UI=OFF",
         "-DLLAMA_USE_PREBUILT_UI=OFF",
         f"-DLLAMA_RUN_KERNELS={home.kernels}",
-        f"-DLLAMA_RUN_VERSION={builder.version()}",
+        f"-DLLAMA_RUN_VERSION={version()}",
         f"-DLLAMA_RUN_PIN={PIN.commit}",
         "-DGGML_NATIVE=ON",
         "-DGGML_HIP=ON",
@@ -272,7 +273,8 @@ def test_rocm_build_is_called_otherwise(tmp_path: Path, tools: Path) -> None:
         f"-DCMAKE_HIP_FLAGS=--rocm-path={SDK}",
         f"-DCMAKE_HIP_COMPILER={SDK}/lib/llvm/bin/clang++",
     ]
-    expected = [f"CXX={tools / 'c++'}", f"HIP_PATH={SDK}", "HIP_PLATFORM=amd", f"ROCM_PATH={SDK}"]
+    expected = [f"CXX={tools / 'c++'}", f"HIP_DEVICE_LIB_PATH={SDK}/lib/llvm/amdgcn/bitcode"]
+    expected += [f"HIP_PATH={SDK}", "HIP_PLATFORM=amd", f"ROCM_PATH={SDK}"]
     assert record(tmp_path, "cmake", "env") == expected
     assert set(expected[1:]) <= set(record(tmp_path, "ninja", "env"))
     assert record(tmp_path, "ninja", "arguments") == ["-C", str(home.build("rocm")), "llama-server"]

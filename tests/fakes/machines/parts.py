@@ -72,8 +72,17 @@ def kfd(nodes: Mapping[int, int]) -> dict[str, str]:
 def rocm(*targets: str, root: str = "/opt/rocm", version: str = "6.4.1-83") -> dict[str, str]:
     """As AMD's packages and tarballs lay it out; in the system's own root its tools are spread elsewhere."""
     libraries = {f"{root}/lib/rocblas/library/TensileLibrary_lazy_{target}.dat": "" for target in targets}
-    own = {} if root == "/usr" else {f"{root}/lib/llvm/bin/clang++": "", f"{root}/.info/version": f"{version}\n"}
-    return {**libraries, **own, f"{root}/lib/cmake/hipblas/hipblas-config.cmake": "", f"{root}/bin/hipcc": ""}
+    own = {
+        f"{root}/lib/llvm/bin/clang++": "",
+        f"{root}/lib/llvm/amdgcn/bitcode/ocml.bc": "",
+        f"{root}/.info/version": f"{version}\n",
+    }
+    return {
+        **libraries,
+        **(own if root != "/usr" else {}),
+        f"{root}/lib/cmake/hipblas/hipblas-config.cmake": "",
+        f"{root}/bin/hipcc": "",
+    }
 
 
 def vulkan_packages(version: tuple[int, int, int] = (1, 4, 313)) -> dict[str, str]:

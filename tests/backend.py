@@ -1,0 +1,50 @@
+"""The backend that the tests drive the real server on: the CPU, or what LLAMA_RUN_TEST_BACKEND names.
+
+    LLAMA_RUN_TEST_BACKEND=vulkan pytest tests/server/test_restart.py "tests/server/test_restart_matrix.py" -k dense
+
+Vulkan runs on the processor itself where there is no graphics card, at about a token a second for SmolLM2: with another
+backend than the CPU, take the toy models. What is not built or has no device is skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import pytest
+from helpers import ROOT
+
+from pyrun.build.builder import take_snapshot
+from pyrun.home import Home
+from pyrun.machine.backends import check_backends, runtime_environment
+from pyrun.machine.describe import describe
+
+BACKEND = os.environ.get("LLAMA_RUN_TEST_BACKEND") or "cpu"
+BINARY = Home(ROOT).server_binary(BACKEND)
+
+
+def require_backend() -> None:
+    if BACKEND == "cpu":
+        assert BINARY.exists(), "run `./llama-run build` first"
+    elif reason := _why_not():
+        pytest.skip(reason)
+
+
+@cache
+def server_environment() -> dict[str, str]:
+    """What a server of this backend is started with, where the launcher does not do it."""
+    return runtime_environment(describe(take_snapshot(Home(ROOT), BACKEND)), BACKEND)
+
+
+@cache
+def _why_not() -> str | None:
+    if not BINARY.exists():
+        return f"{BACKEND} is not built: `./llama-run build --backend {BACKEND}`"
+    snapshot = take_snapshot(Home(ROOT), BACKEND)
+    machine = describe(snapshot)
+    here = next(backend for backend in check_backends(snapshot, machine) if backend.name == BACKEND)
+    if BACKEND == "vulkan" and machine.software_vulkan is not None:
+        return None
+    if not here.has_device or here.to_run:
+        return f"no device for {BACKEND}: {', '.join(m.what for m in here.to_run) or here.note or 'none was found'}"
+    return None
