@@ -189,6 +189,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         console.show_error(error)
         sys.exit(error.exit_code)
+    except ImportError as error:
+        if "_kernels" not in str(error):
+            raise
+        console.show_error(UserError("the native module is not built", "run ./llama-run from the clone: it builds it"))
+        sys.exit(1)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
@@ -367,3 +372,56 @@ def test_list_of_backends_hides_something(
         "cuda    no-device  no NVIDIA graphics",
         "auto is vulkan: the stable one on gfx1103; ROCm is optional",
     ]
+
+
+# scripts/rebuild, with a launcher that writes down how it was called.
+
+LAUNCHER = """#!/bin/sh
+case $1 in
+    --list-backends) cat backends ;;
+    *) echo "$@" >> calls ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "vulkan", "calls"),
+    [
+        ("", "buildable  AMD Radeon 780M (RADV PHOENIX)", ["--backend vulkan"]),
+        ("", "built      AMD Radeon 780M (RADV PHOENIX)", ["--backend vulkan"]),
+        ("", "missing    AMD Radeon 780M; missing: glslc", ["--backend vulkan"]),  # which says what to install
+        ("", "no-device", ["--backend cpu"]),
+        ("", "buildable  the only device is the processor itself, and slow", ["--backend cpu"]),
+        ("--rocm", "no-device", ["--backend rocm"]),
+        ("--cuda --rebuild", "no-device", ["--backend cuda --clean"]),
+        ("--both --rebuild -j 2", "buildable", ["--backend vulkan --clean -j 2", "--backend rocm --clean -j 2"]),
+        ("-j 2 --rocm --no-web-ui", "buildable", ["--backend rocm -j 2 --no-web-ui"]),
+    ],
+)
+def test_rebuild_builds_something_else(tmp_path: Path, arguments: str, vulkan: str, calls: list[str]) -> None:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "rebuild", tmp_path / "scripts")
+    (tmp_path / "llama-run").write_text(LAUNCHER)
+    (tmp_path / "llama-run").chmod(0o755)
+    (tmp_path / "backends").write_text(f"cpu     built\nvulkan  {vulkan}\nauto is vulkan: why\n")
+    subprocess.run([tmp_path / "scripts" / "rebuild", *arguments.split()], check=True, cwd="/", capture_output=True)
+    assert (tmp_path / "calls").read_text().splitlines() == [f"build {call}" for call in calls]
+
+
+def test_checkout_without_the_native_module_cannot_build(tmp_path: Path) -> None:
+    """As on a machine where nothing can be installed: the modules as they lie, and no compiled one."""
+    shutil.copytree(ROOT / "pyrun", tmp_path / "pyrun", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (tmp_path / "llama.cpp").mkdir()
+    shutil.copy(ROOT / "llama.cpp" / "upstream.toml", tmp_path / "llama.cpp")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    # -S leaves out what an installed llama-run puts into the way of imports.
+    site = sysconfig.get_path("purelib")
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{tmp_path}{os.pathsep}{site}", "HOME": str(tmp_path)}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-S", "-m", "pyrun", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+
+    assert "--rocm-sdk" in run("build", "--help").stdout
+    assert "auto is " in run("--list-backends").stdout
+    assert "error: the native module is not built" in run("--server", "--dry-run").stderr
