@@ -9,7 +9,7 @@ import click
 from pyrun.build.builder import is_built, take_snapshot
 from pyrun.build.choose import AUTO, Standing, choose_backend, standings
 from pyrun.home import Home
-from pyrun.machine.backends import BACKENDS, install_hint
+from pyrun.machine.backends import BACKENDS, check_backends, install_hint
 from pyrun.machine.describe import Machine, describe
 from pyrun.machine.snapshot import Snapshot
 
@@ -32,6 +32,19 @@ def settle_backend(home: Home, wanted: str, *, may_build: bool = True) -> Settle
         return Settled(wanted, "as you said", snapshot, machine)
     backend, why = choose_backend(machine, _standings(home, snapshot, machine), may_build=may_build)
     return Settled(backend, why, snapshot, machine)
+
+
+def device_warning(settled: Settled) -> str | None:
+    """What to say before a server starts that will not run on the card it is meant for."""
+    if settled.backend == "cpu":
+        return None
+    here = next(b for b in check_backends(settled.snapshot, settled.machine) if b.name == settled.backend)
+    if here.has_device and not here.to_run:
+        return None
+    if settled.backend == "vulkan" and settled.machine.software_vulkan is not None:
+        return "note: the only Vulkan device is the processor itself, which is slow; --backend cpu is faster"
+    why = ", ".join(f"missing: {m.what}" for m in here.to_run) or here.note or "none was found"
+    return f"warning: no device for {settled.backend} ({why}): llama-server will compute on the processor"
 
 
 def print_backends(home: Home) -> None:

@@ -20,7 +20,7 @@ from pyrun.build.choose import AUTO
 from pyrun.cache.folder import make_cache
 from pyrun.cache.owners import remember
 from pyrun.cache.remote import fingerprint, summary
-from pyrun.cli.backends import settle_backend
+from pyrun.cli.backends import device_warning, settle_backend
 from pyrun.cli.models import print_profile, summary_of
 from pyrun.errors import UserError
 from pyrun.home import Home
@@ -103,6 +103,8 @@ def run_server(home: Home, options: ServerOptions) -> None:
         slow = slow_on_cpu(profile.facts.quantisation, platform.machine()) if options.backend == "cpu" else None
         if slow:
             console.say(f"note: {slow}")
+    if warning := device_warning(settled):
+        console.say(warning)
     for name, value in runtime_environment(machine, options.backend).items():
         if name not in os.environ:
             console.say(f"{name}={value}")

@@ -198,6 +198,8 @@ def _rocm(snapshot: Snapshot, machine: Machine) -> Backend:
         to_run.append(Missing("the right to open /dev/kfd", {}, GROUPS))
     card = cards[0]
     note = f"{card.gfx} ({card.gfx_source})"
+    if rocm := find_rocm(snapshot):
+        note += f", ROCm {rocm.version + ' ' if rocm.version else ''}in {rocm.root}"
     if card.override and card.override.value:
         note += f", HSA_OVERRIDE_GFX_VERSION={card.override.value}: {card.override.source}"
     return Backend("rocm", True, to_run, build_needs(snapshot, "rocm"), note)

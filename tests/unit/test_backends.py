@@ -20,6 +20,7 @@ from pyrun.build import builder
 from pyrun.build.backend import addition, check_buildable
 from pyrun.build.builder import BuildRequest, build
 from pyrun.build.choose import choose_backend, standings
+from pyrun.cli.backends import Settled, device_warning
 from pyrun.cli.main import main
 from pyrun.errors import UserError
 from pyrun.home import Home, version
@@ -355,6 +356,26 @@ def test_card_without_its_driver_is_built_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="missing: NVIDIA's driver$") as caught:
         check_buildable(snapshot, describe(snapshot), "cuda")
     assert "sudo apt install nvidia-driver" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "expected"),
+    [
+        ("7840U handheld, 32 GB", "vulkan", None),
+        ("7840U handheld, 32 GB", "cpu", None),
+        ("H200 server", "cuda", None),
+        ("no GPU, container of 2 CPUs", "vulkan", "note: the only Vulkan device is the processor itself"),
+        ("ARM server, Neoverse N1", "vulkan", "warning: no device for vulkan (none was found)"),
+        ("ARM server, Neoverse N1", "cuda", "warning: no device for cuda (no NVIDIA graphics)"),
+        ("5800H laptop, 32 GB", "vulkan", "warning: no device for vulkan (missing: a Vulkan driver)"),
+    ],
+)
+def test_server_computes_on_the_processor_in_silence(
+    tmp_path: Path, name: str, backend: str, expected: str | None
+) -> None:
+    snapshot = variant(name, tmp_path)
+    said = device_warning(Settled(backend, "", snapshot, describe(snapshot)))
+    assert said is None if expected is None else said and said.startswith(expected)
 
 
 def test_list_of_backends_hides_something(

@@ -269,6 +269,13 @@ def test_broken_model_is_started(
         assert "not built" not in err  # said before anything is built
 
 
+def test_set_without_its_third_part_is_started(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for n in (1, 2, 4, 5):
+        (clone / "models" / f"set-{n:05d}-of-00005.gguf").write_bytes(gguf_bytes())
+    code, _, err = run(capsys, "--server", "set", "--no-build")
+    assert code == 1 and "error: set is incomplete; missing part 3 of 5 in" in err and "set-00003-of-00005.gguf" in err
+
+
 def test_profile_is_not_explained(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (clone / "models" / "a.gguf").write_bytes(gguf_bytes())
     code, out, _ = run(capsys, "--server", "--print-profile", "--", "-b", "99")
