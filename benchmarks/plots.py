@@ -17,7 +17,7 @@ SIZE = (7.2, 4.2)
 LOOKS = {"cold": ("cold", 0.4, ""), "warm": ("after a restart", 1.0, ""), "ram": ("from RAM", 0.7, "//")}
 
 
-HOW_TO_GET = "`LLAMA_RUN_EXTRAS=benchmark ./llama-run --version` installs matplotlib"
+HOW_TO_GET = "`./llama-run --version` installs matplotlib"
 
 
 def can_draw() -> bool:

@@ -64,7 +64,7 @@ def build(home: Home, request: BuildRequest, snapshot: Snapshot | None = None) -
     folder = home.build(request.folder_name)
     server = home.server_binary(request.folder_name)
     with build_lock(home.build_lock):
-        added = _prepare_backend(home, request, snapshot or take_snapshot(home, request.backend))
+        added = prepare_backend(home, request, snapshot or take_snapshot(home, request.backend))
         if request.clean and folder.exists():
             shutil.rmtree(folder)
         tree = source.prepare(home, request.origin, clean=request.clean and not request.keep_source)
@@ -106,7 +106,7 @@ def has_web_ui(home: Home, backend: str) -> bool:
     return (home.build(backend) / "tools" / "ui" / "dist" / "index.html").exists()
 
 
-def _prepare_backend(home: Home, request: BuildRequest, snapshot: Snapshot) -> Addition:
+def prepare_backend(home: Home, request: BuildRequest, snapshot: Snapshot) -> Addition:
     """Says what is missing, and fetches what can be fetched."""
     machine = describe(snapshot)
     check_buildable(snapshot, machine, request.backend, request.target)

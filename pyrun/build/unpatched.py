@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyrun import console
-from pyrun.build.builder import build_environment
+from pyrun.build.builder import BuildRequest, build_environment, prepare_backend, take_snapshot
 from pyrun.build.configure import BuildSettings, cmake_definitions
 from pyrun.build.lock import build_lock
 from pyrun.build.ninja import run_logged
@@ -49,7 +49,9 @@ def build_unpatched(home: Home, backend: str = "cpu") -> Unpatched:
         raise UserError("there is no source tree", "run `./llama-run build` first")
     fixes = compiler_fixes(read_series(home.patches))
     tools = find_toolchain()
-    settings = BuildSettings(backend, version(), pin, home.kernels, web_ui=tools.npm is not None)
+    added = prepare_backend(home, BuildRequest(backend), take_snapshot(home, backend))
+    web_ui = tools.npm is not None
+    settings = BuildSettings(backend, version(), pin, home.kernels, web_ui=web_ui, addition=added.definitions)
     definitions = cmake_definitions(settings, tools)
     definitions = {name: value for name, value in definitions.items() if not name.startswith("LLAMA_RUN_")}
     work.mkdir(parents=True, exist_ok=True)
@@ -69,7 +71,7 @@ def build_unpatched(home: Home, backend: str = "cpu") -> Unpatched:
         stamp, inputs = folder / "llama-run-build.json", {"source": wanted, "cmake": definitions}
         if not (server.exists() and _read(stamp) == inputs):
             console.say("building the unpatched server from the same source")
-            _compile(home, source, folder, definitions)
+            _compile(home, source, folder, definitions, added.environment)
             stamp.write_text(json.dumps(inputs, indent=1), encoding="utf-8")
     return Unpatched(server, source, pin.commit, tuple(patch.name for patch in fixes))
 
@@ -81,20 +83,25 @@ def _take_page(home: Home, backend: str, source: Path) -> None:
         shutil.copytree(page, source / "tools" / "ui" / "dist", dirs_exist_ok=True)
 
 
-def _compile(home: Home, source: Path, folder: Path, definitions: dict[str, str]) -> None:
+def _compile(home: Home, source: Path, folder: Path, definitions: dict[str, str], environment: dict[str, str]) -> None:
     tools = find_toolchain()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "build.log"
     log.write_bytes(b"")
     arguments = [f"-D{name}={value}" for name, value in definitions.items()]
     run_logged(
-        [tools.cmake, "-S", str(source), "-B", str(folder), "-G", "Ninja", *arguments], log, env={"CXX": tools.cxx}
+        [tools.cmake, "-S", str(source), "-B", str(folder), "-G", "Ninja", *arguments],
+        log,
+        env={"CXX": tools.cxx, **environment},
     )
     progress = console.StepProgress("building the unpatched server")
     try:
         # Source and build lie to each other as in llama.cpp/, so that the compiler cache knows the files.
         run_logged(
-            [tools.ninja, "-C", str(folder), "llama-server"], log, env=build_environment(home), on_step=progress.update
+            [tools.ninja, "-C", str(folder), "llama-server"],
+            log,
+            env={**build_environment(home), **environment},
+            on_step=progress.update,
         )
     finally:
         progress.close()

@@ -11,7 +11,8 @@ from typing import Any
 
 import psutil
 import pytest
-from cache_server import BINARY, toy
+from backend import BINARY
+from cache_server import toy
 from helpers import ROOT, wait_until
 
 pytestmark = pytest.mark.server
