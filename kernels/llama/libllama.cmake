@@ -2,6 +2,7 @@
 
 set(llama_run_sources
     ${CMAKE_CURRENT_LIST_DIR}/expert_counter.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/state_copies.cpp
     ${CMAKE_CURRENT_LIST_DIR}/state_rows.cpp
     ${CMAKE_CURRENT_LIST_DIR}/state_settings.cpp)
 target_sources(llama PRIVATE ${llama_run_sources})

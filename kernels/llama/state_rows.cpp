@@ -296,7 +296,8 @@ struct llama_state_access {
     }
 
     // Rows of several blocks, each with a reader of its own, into cells that are found for all of them at once.
-    static void append_rows(std::vector<reader> & ios, llama_kv_cache & kv, llama_seq_id seq_id, uint32_t n_vocab) {
+    static void append_rows(std::vector<reader> & ios, llama_kv_cache & kv, llama_seq_id seq_id, uint32_t n_vocab,
+                            ggml_backend_sched_t sched) {
         check_settled(kv);
         const llama_pos p0 = kv.seq_pos_max(seq_id) + 1;
 
@@ -336,7 +337,7 @@ struct llama_state_access {
         for (const block & b : blocks) {
             set_ext(kv, sinfo, b.p0 - p0, b.ext);
         }
-        noted.make(copies::TO_TENSOR);
+        noted.make(copies::TO_TENSOR, sched);
     }
 
     llama_pos rows_count(llama_seq_id seq_id) const {
@@ -466,7 +467,7 @@ size_t rows_write(const char * func, llama_context * ctx, writer io, llama_seq_i
         }
         mem.check_seq(ctx, seq_id);
         mem.write_block(io, *mem.rows, seq_id, p0, p1);
-        io.finish();
+        io.finish(ctx->get_sched());
         return io.n_bytes();
     });
 }
@@ -479,7 +480,7 @@ size_t folded_write(const char * func, llama_context * ctx, writer io, llama_seq
         }
         mem.check_seq(ctx, seq_id);
         mem.write_folded(io, seq_id, flags);
-        io.finish();
+        io.finish(ctx->get_sched());
         return io.n_bytes();
     });
 }
@@ -534,7 +535,7 @@ size_t llama_state_rows_append(llama_context * ctx, const llama_state_rows_block
             ios.emplace_back(blocks[i].data, blocks[i].size);
             size += blocks[i].size;
         }
-        mem.append_rows(ios, *mem.rows, seq_id, ctx->get_model().vocab.n_tokens());
+        mem.append_rows(ios, *mem.rows, seq_id, ctx->get_model().vocab.n_tokens(), ctx->get_sched());
         return size;
     });
 }
@@ -585,12 +586,13 @@ size_t llama_state_folded_set(llama_context * ctx, const uint8_t * src, size_t s
             refuse("more data than state");
         }
 
+        const ggml_backend_sched_t sched = ctx->get_sched();
         copies noted;
         io.note_copies(noted);
         try {
             if (mem.rest) {
                 mem.read_rest(io, seq_id, n_tokens);
-                noted.make(copies::TO_TENSOR); // the window is among them, at cells that its own copies may want
+                noted.make(copies::TO_TENSOR, sched); // the window is among them, at cells that its own copies may want
             }
             if (mem.window && !mem.place_window(io, seq_id, b, before)) {
                 refuse("no free cells in the window");
@@ -603,7 +605,7 @@ size_t llama_state_folded_set(llama_context * ctx, const uint8_t * src, size_t s
             mem.clear_folded(seq_id);
             throw;
         }
-        noted.make(copies::TO_TENSOR);
+        noted.make(copies::TO_TENSOR, sched);
         return size;
     });
 }

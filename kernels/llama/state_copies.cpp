@@ -1,0 +1,297 @@
+// Three ways, by where a tensor is and how its pieces lie:
+//
+//   host memory                         memcpy, by two threads: one core alone does not fill the bus
+//   a device, few or scattered bytes    piece by piece
+//   a device, many bytes                through memory that the device reaches by itself: a device copies from and to ordinary
+//                                       memory several times slower, and waits after each piece
+#include "state_copies.h"
+
+#include "ggml-cpp.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <tuple>
+
+namespace state_rows {
+
+static constexpr size_t   LEAST_SHARED  = 1u << 20;  // bytes that are worth a thread
+static constexpr size_t   STAGE_BYTES   = 16u << 20; // one is filled or emptied while the device works on the other
+static constexpr unsigned STAGE_THREADS = 4;
+
+static bool is_in_host_memory(const ggml_tensor * t) {
+    return ggml_backend_buffer_is_host(t->view_src ? t->view_src->buffer : t->buffer);
+}
+
+// work(0) .. work(n - 1), at once. Where there are no more threads, one after the other: the copies must be made.
+template <typename Work>
+static void at_once(unsigned n, const Work & work) {
+    std::vector<std::thread> others;
+    unsigned mine = 1;
+    for (; mine < n; ++mine) {
+        try {
+            others.emplace_back(work, mine);
+        } catch (const std::system_error &) {
+            break;
+        }
+    }
+    work(0);
+    for (; mine < n; ++mine) {
+        work(mine);
+    }
+    for (std::thread & other : others) {
+        other.join();
+    }
+}
+
+static void move(copies::direction dir, uint8_t * in_tensor, uint8_t * in_host, size_t size) {
+    if (dir == copies::TO_TENSOR) {
+        memcpy(in_tensor, in_host, size);
+    } else {
+        memcpy(in_host, in_tensor, size);
+    }
+}
+
+//
+// host memory
+//
+
+static void make_in_memory(const copy * c, const copy * end, copies::direction dir) {
+    while (c != end) {
+        const copy * first = c++;
+        // Rows of several blocks that lie beside each other in the tensor: in the order of the tensor's memory.
+        while (c != end && c->tensor == first->tensor && c->n == first->n && c->stride == first->stride) {
+            ++c;
+        }
+        for (size_t i = 0; i < first->n; ++i) {
+            for (const copy * b = first; b != c; ++b) {
+                move(dir, (uint8_t *) b->tensor->data + b->offset + i*b->stride, b->host + i*b->size, b->size);
+            }
+        }
+    }
+}
+
+static void make_in_memory(const std::vector<copy> & list, copies::direction dir) {
+    size_t n_bytes = 0;
+    for (const copy & c : list) {
+        n_bytes += c.n*c.size;
+    }
+    const copy * begin = list.data();
+    const copy * end   = begin + list.size();
+    const copy * half  = end;
+    if (n_bytes >= LEAST_SHARED) {
+        half = begin;
+        for (size_t done = 0; done < n_bytes/2; ++half) {
+            done += half->n*half->size;
+        }
+    }
+    at_once(half == end ? 1 : 2, [&](unsigned i) {
+        make_in_memory(i == 0 ? begin : half, i == 0 ? half : end, dir);
+    });
+}
+
+//
+// devices
+//
+
+static void make_one(const copy & c, copies::direction dir) {
+    // most backends do many equally spaced ones far faster together
+    if (dir == copies::TO_TENSOR) {
+        ggml_backend_tensor_set_2d(c.tensor, c.host, c.offset, c.size, c.n, c.stride, c.size);
+    } else {
+        ggml_backend_tensor_get_2d(c.tensor, c.host, c.offset, c.size, c.n, c.stride, c.size);
+    }
+}
+
+// Memory that a device reaches by itself, in two parts. It stays for the next restore: it takes as long to get as to use.
+struct stage {
+    std::mutex              mu;
+    ggml_backend_buffer_ptr buffer;
+    uint8_t *               parts[2];
+};
+
+// Null: the device has no such memory.
+static stage * stage_of(ggml_backend_dev_t device) {
+    static std::mutex mu;
+    static auto & stages = *new std::map<ggml_backend_dev_t, std::unique_ptr<stage>>(); // drivers may be gone before us
+    const std::lock_guard<std::mutex> lock(mu);
+    const auto known = stages.find(device);
+    if (known != stages.end()) {
+        return known->second.get();
+    }
+    std::unique_ptr<stage> made;
+    ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(device);
+    ggml_backend_buffer_ptr buffer(type ? ggml_backend_buft_alloc_buffer(type, 2*STAGE_BYTES) : nullptr);
+    if (buffer && ggml_backend_buffer_is_host(buffer.get())) {
+        made = std::make_unique<stage>();
+        uint8_t * base = (uint8_t *) ggml_backend_buffer_get_base(buffer.get());
+        made->buffer   = std::move(buffer);
+        made->parts[0] = base;
+        made->parts[1] = base + STAGE_BYTES;
+    }
+    return stages.emplace(device, std::move(made)).first->second.get();
+}
+
+// A contiguous part of a tensor, and where it is in the stage.
+struct range {
+    ggml_tensor * tensor;
+    size_t        offset;
+    size_t        at;
+    size_t        size;
+};
+
+// What fits into one part of the stage: pieces of host memory behind one another, and the tensors' ranges they make up.
+struct batch {
+    std::vector<std::pair<uint8_t *, size_t>> pieces;
+    std::vector<range>                        ranges;
+    size_t                                    size = 0;
+};
+
+static std::vector<batch> batches_of(const std::vector<copy> & list) {
+    std::vector<batch> out(1);
+    for (const copy & c : list) {
+        for (size_t done = 0; done < c.size;) {
+            if (out.back().size == STAGE_BYTES) {
+                out.emplace_back();
+            }
+            batch &      b = out.back();
+            const size_t n = std::min(c.size - done, STAGE_BYTES - b.size);
+            b.pieces.emplace_back(c.host + done, n);
+            range *      r = b.ranges.empty() ? nullptr : &b.ranges.back();
+            if (r && r->tensor == c.tensor && r->offset + r->size == c.offset + done) {
+                r->size += n;
+            } else {
+                b.ranges.push_back({ c.tensor, c.offset + done, b.size, n });
+            }
+            b.size += n;
+            done   += n;
+        }
+    }
+    return out;
+}
+
+// Between the stage and ordinary memory.
+static void shuffle(const batch & b, uint8_t * part, copies::direction dir) {
+    const unsigned n = b.size < LEAST_SHARED ? 1 : std::min(STAGE_THREADS, std::max(1u, std::thread::hardware_concurrency()));
+    at_once(n, [&](unsigned i) {
+        const size_t begin = b.size*i/n;
+        const size_t end   = b.size*(i + 1)/n;
+        size_t       at    = 0;
+        for (const auto & [host, size] : b.pieces) {
+            const size_t from = std::max(begin, at);
+            const size_t to   = std::min(end, at + size);
+            if (from < to) {
+                move(dir, part + from, host + (from - at), to - from);
+            }
+            at += size;
+        }
+    });
+}
+
+static void transfer(const batch & b, uint8_t * part, copies::direction dir, ggml_backend_t backend) {
+    for (const range & r : b.ranges) {
+        if (dir == copies::TO_TENSOR) {
+            ggml_backend_tensor_set_async(backend, r.tensor, part + r.at, r.offset, r.size);
+        } else {
+            ggml_backend_tensor_get_async(backend, r.tensor, part + r.at, r.offset, r.size);
+        }
+    }
+}
+
+static void make_staged(const std::vector<copy> & list, copies::direction dir, ggml_backend_t backend, stage & through) {
+    const std::lock_guard<std::mutex> lock(through.mu);
+    const std::vector<batch> batches = batches_of(list);
+    if (dir == copies::TO_TENSOR) {
+        for (size_t i = 0; i < batches.size(); ++i) {
+            shuffle(batches[i], through.parts[i % 2], dir);
+            ggml_backend_synchronize(backend); // the other part is free
+            transfer(batches[i], through.parts[i % 2], dir, backend);
+        }
+        ggml_backend_synchronize(backend);
+        return;
+    }
+    transfer(batches[0], through.parts[0], dir, backend);
+    for (size_t i = 0; i < batches.size(); ++i) {
+        ggml_backend_synchronize(backend);
+        if (i + 1 < batches.size()) {
+            transfer(batches[i + 1], through.parts[(i + 1) % 2], dir, backend);
+        }
+        shuffle(batches[i], through.parts[i % 2], dir);
+    }
+}
+
+static ggml_backend_t backend_of(ggml_backend_sched_t sched, const ggml_tensor * t) {
+    const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
+    const ggml_backend_dev_t    device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
+    for (int i = 0; sched && device && i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
+        if (ggml_backend_get_device(backend) == device) {
+            return backend;
+        }
+    }
+    return nullptr;
+}
+
+static void make_on_device(const std::vector<copy> & list, copies::direction dir, ggml_backend_t backend) {
+    size_t n_bytes = 0;
+    for (const copy & c : list) {
+        n_bytes += c.size;
+    }
+    stage * through = backend && n_bytes >= LEAST_SHARED ? stage_of(ggml_backend_get_device(backend)) : nullptr;
+    if (through) {
+        make_staged(list, dir, backend, *through);
+        return;
+    }
+    for (const copy & c : list) {
+        make_one(c, dir);
+    }
+}
+
+//
+// copies
+//
+
+void copies::note(ggml_tensor * tensor, size_t offset, uint8_t * host, size_t size) {
+    if (!noted.empty()) {
+        copy & c = noted.back();
+        const bool follows = c.tensor == tensor && c.size == size && c.host + c.n*c.size == host;
+        if (follows && (c.n == 1 ? offset > c.offset : offset == c.offset + c.n*c.stride)) {
+            c.stride = c.n == 1 ? offset - c.offset : c.stride;
+            c.n++;
+            return;
+        }
+    }
+    noted.push_back({ tensor, offset, host, size, 1, 0 });
+}
+
+void copies::make(direction dir, ggml_backend_sched_t sched) {
+    std::sort(noted.begin(), noted.end(), [](const copy & a, const copy & b) {
+        return std::tie(a.tensor, a.offset) < std::tie(b.tensor, b.offset);
+    });
+    std::vector<copy> in_memory;
+    std::map<ggml_backend_t, std::vector<copy>> on_devices;
+    for (copy & c : noted) {
+        GGML_ASSERT(c.offset + (c.n - 1)*c.stride + c.size <= ggml_nbytes(c.tensor));
+        if (c.n > 1 && c.stride == c.size) { // no gaps: one piece
+            c = { c.tensor, c.offset, c.host, c.n*c.size, 1, 0 };
+        }
+        if (is_in_host_memory(c.tensor)) {
+            in_memory.push_back(c);
+        } else if (c.n > 1) {
+            make_one(c, dir);
+        } else {
+            on_devices[backend_of(sched, c.tensor)].push_back(c);
+        }
+    }
+    make_in_memory(in_memory, dir);
+    for (const auto & [backend, list] : on_devices) {
+        make_on_device(list, dir, backend);
+    }
+    noted.clear();
+}
+
+} // namespace state_rows
