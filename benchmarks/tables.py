@@ -60,7 +60,7 @@ def _restart(result: Result) -> list[Table]:
             if not times:
                 continue
             warm = times.get("warm")
-            n_tokens = peer["rounds"][0]["cold"]["n_tokens"]
+            n_tokens = next(row["cold"]["n_tokens"] for row in peer["rounds"] if "cold" in row)
             rows.append(
                 (
                     str(case["size"]),

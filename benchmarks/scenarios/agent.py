@@ -183,9 +183,10 @@ def end(limits: dict[str, Any], result: Result) -> None:
         turns = peer["turns"]
         if not turns:
             continue
+        # Others may tell neither how fast they are nor how many tokens they were sent.
         speed = turns[0]["prefill_per_s"] or turns[0]["n_tokens"] / turns[0]["ttft_ms"] * 1000
         for turn in turns:
-            turn["cold_ms_estimated"] = turn["n_tokens"] / speed * 1000
+            turn["cold_ms_estimated"] = turn["n_tokens"] / speed * 1000 if speed else 0.0
         if all(turn["new"] for turn in turns):
             peer["evaluated_per_new"] = sum(turn["evaluated"] for turn in turns) / sum(turn["new"] for turn in turns)
         peer["ttft_ms_sum"] = sum(turn["ttft_ms"] for turn in turns)

@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import OURS, ROOM_TOKENS, SIZES, Bench
+from benchmarks.bench import OURS, ROOM_TOKENS, SIZES, UPSTREAM, Bench
 from benchmarks.limits import eval_ms, restore_limit_ms, speed_of
 from benchmarks.peers import Answer, Peer, Server
 from benchmarks.progress import RunProgress
@@ -47,10 +47,12 @@ def fitting(bench: Bench, ctx: int) -> list[str]:
 
 
 def plan(bench: Bench, ctx: int) -> float:
-    answers = bench.options.tokens * RunProgress.ANSWER_TOKEN
-    ours = sum(size_of(size) + 3 * answers for size in fitting(bench, ctx))
-    theirs = sum(2 * size_of(size) + 2 * answers for size in fitting(bench, ctx))
-    return bench.options.repeat * (ours + theirs * len(bench.options.peers))
+    """Cold, warm and from RAM, each with an answer; only upstream evaluates the prompt twice."""
+    options = bench.options
+    answers = len(PHASES) * options.tokens * RunProgress.ANSWER_TOKEN
+    sizes = [size_of(size) for size in fitting(bench, ctx)]
+    twice = sum(peer == UPSTREAM for peer in options.peers)
+    return options.repeat * sum((1 + len(options.peers)) * (size + answers) + twice * size for size in sizes)
 
 
 def play(bench: Bench, result: Result) -> None:
