@@ -27,6 +27,7 @@ from pyrun.machine.vulkan import are_headers_old, headers_version
 from pyrun.upstream import source
 
 TARGETS = ("llama-server",)
+CONFIGURED = "llama-run-configure.json"  # in the build's folder: what cmake was told
 # What a build takes on disk, with room to spare.
 NEEDED_BYTES = {"cpu": 1 << 30, "vulkan": 3 << 29, "cuda": 3 << 30, "rocm": 3 << 30}
 
@@ -129,7 +130,7 @@ def _compile(
         _check_space(folder, NEEDED_BYTES[request.backend])
         log = folder / "build.log"
         log.write_bytes(b"")
-        configured = folder / "llama-run-configure.json"
+        configured = folder / CONFIGURED
         if not (folder / "build.ninja").exists() or _read_json(configured) != definitions:
             with console.waiting("configuring"):
                 arguments = [f"-D{name}={value}" for name, value in definitions.items()]
