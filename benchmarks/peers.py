@@ -330,8 +330,11 @@ class Server(_Client):
         return self._stream("/completion", body, len(prompt))
 
     def warm_up(self) -> None:
-        """A first short answer makes the process ready, and tells how fast it is; nothing of it is stored."""
-        self.chat([{"role": "user", "content": WARM_UP}], 8, cache_prompt=False, ignore_eos=True)
+        """A short answer makes the process ready, and tells how fast it is.
+
+        Nothing of it is stored, and no prompt begins with what it leaves in the slot, not even with a template's words.
+        """
+        self.complete(WARM_UP, 8, cache_prompt=False, ignore_eos=True)
 
 
 @dataclass

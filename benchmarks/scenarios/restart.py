@@ -27,7 +27,6 @@ NAME = "restart"
 PHASES = ("cold", "warm", "ram")
 # For models that go on at anchors only, the last one is this many tokens before the prompt's end at most.
 ANCHOR_TOKENS = 4
-DISPLACE = [{"role": "user", "content": "Say hello to somebody else, in a few words."}]
 
 
 def size_of(name: str) -> int:
@@ -120,7 +119,7 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
     warm = ask("warm", by_hand=True)
     row["warm"]["page_cache"] = "dropped" if dropped else "kept"
     _compare(result, peer, size, cold.text, entry["again_text"], warm.text)
-    peer.chat(DISPLACE, 4, cache_prompt=False)
+    peer.warm_up()  # takes the slot
     ram = ask("ram")
     if peer.name == OURS:
         _check(result, size, warm, ram, bench.stats(peer, f"{size} end {turn + 1}"))
