@@ -23,8 +23,8 @@ from pyrun import console
 from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.models.default import CHAT_TEMPLATE, default_model_path, ensure_default_model
-from pyrun.models.find import Model, find_model, list_models
-from pyrun.models.look import look
+from pyrun.models.find import Model, find_model
+from pyrun.models.look import look, see_models
 
 SCENARIOS: dict[str, ModuleType] = {module.NAME: module for module in (restart, agent, chat, fleet, load)}
 INTERRUPTED = 130
@@ -57,33 +57,35 @@ def run(home: Home, request: Request) -> int:
     backends = request.backends or _built_backends(home, request.server)
     programs = {backend: _programs(home, request, backend) for backend in backends}
     folder = request.out or new_run_folder(home.root / "benchmarks" / "results")
-    folder.mkdir(parents=True, exist_ok=True)
     before = machine.noise()
     if machine.is_busy(before):
         console.say(f"warning: the machine is busy (load average {before['load_average'][0]}); times will be too long")
     about = {"schema": SCHEMA, "command": request.command, "machine": machine.describe_machine(), "status": "running"}
-    about |= {"started": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "noise": before}
+    about |= {"started": _now(), "noise": before}
     write_json(folder / "run.json", about)
-    interrupted = False
     with _caches(home, request.cache_folder) as caches:
         try:
             for backend in backends:
                 for model in models:
-                    _measure_model(home, request, backend, programs[backend], model, folder, caches, about)
+                    bench = _bench(home, request, backend, programs[backend], model, folder, caches)
+                    _measure(bench, request.scenarios, _summary(home, request, programs[backend], bench, about))
+            about["status"] = "complete"
         except KeyboardInterrupt:
-            interrupted = True
-    about["status"] = "interrupted" if interrupted else "complete"
-    about["ended"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    write_json(folder / "run.json", about)
+            about["status"] = "interrupted"
+    write_json(folder / "run.json", about | {"ended": _now()})
     names = {caches: "CACHES", folder.absolute(): "RESULTS", home.root: ".", Path.home(): "~"}
     names |= {caches.parent: "DIR"} if request.cache_folder else {}
     names |= {model.path.parent: "MODELS" for model in models}
     names |= {program.parent: "BIN" for each in programs.values() for program in (each.ours, each.unpatched) if program}
     _scrub(folder, names)
-    return _close(folder, interrupted)
+    return _close(folder, interrupted=about["status"] == "interrupted")
 
 
-def _close(folder: Path, interrupted: bool) -> int:
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _close(folder: Path, *, interrupted: bool) -> int:
     if not any(folder.glob(f"*/*/{SUMMARY}")):
         console.say("interrupted before anything was measured")
         return INTERRUPTED
@@ -100,56 +102,54 @@ def _close(folder: Path, interrupted: bool) -> int:
     return 0 if valid else 1
 
 
-def _measure_model(
-    home: Home,
-    request: Request,
-    backend: str,
-    programs: Programs,
-    model: Model,
-    folder: Path,
-    caches: Path,
-    about: dict[str, Any],
-) -> None:
-    facts = look(model)
-    progress = RunProgress()
-    bench = Bench(
+def _bench(
+    home: Home, request: Request, backend: str, programs: Programs, model: Model, folder: Path, caches: Path
+) -> Bench:
+    return Bench(
         options=request.options,
         model=model,
-        facts=facts,
+        facts=look(model),
         backend=backend,
         server=programs.ours,
         unpatched=programs.unpatched,
         chat_template=CHAT_TEMPLATE if model.path == default_model_path(home).resolve() else None,
         caches=caches,
         limits={},
-        progress=progress,
+        progress=RunProgress(),
         folder=folder / file_name(backend) / file_name(model.name),
     )
-    console.say(f"{model.name} on {backend}: {', '.join(request.scenarios)}")
-    summary: dict[str, Any] = {
+
+
+def _summary(home: Home, request: Request, programs: Programs, bench: Bench, about: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a model's results before there are any; limits and scenarios come as they are measured."""
+    return {
         "schema": SCHEMA,
         "command": request.command,
-        "backend": backend,
+        "backend": bench.backend,
         "machine": about["machine"],
         "build": machine.describe_build(home, programs.ours),
-        "model": machine.describe_model(model, facts),
+        "model": machine.describe_model(bench.model, bench.facts),
         "peers": programs.peers,
         "flags": {},
         "limits": bench.limits,
         "scenarios": {},
     }
-    largest = max(map(restart.size_of, request.options.sizes))
-    bench.limits["reading"] = machine_limits.measure_reading(caches, int(largest * facts.kv_per_token("f16", "f16")))
-    plans = [(name, _plan(bench, SCENARIOS[name])) for name in request.scenarios]
-    progress.open(sum(cost for _, cost in plans))
+
+
+def _measure(bench: Bench, scenarios: tuple[str, ...], summary: dict[str, Any]) -> None:
+    console.say(f"{bench.model.name} on {bench.backend}: {', '.join(scenarios)}")
+    largest = max(map(restart.size_of, bench.options.sizes)) * bench.facts.kv_per_token("f16", "f16")
+    bench.limits["reading"] = machine_limits.measure_reading(bench.caches, int(largest))
+    plans = [(name, _plan(bench, SCENARIOS[name])) for name in scenarios]
+    bench.progress.open(sum(cost for _, cost in plans))
     reached = 0.0
     try:
         for name, cost in plans:
             _play(bench, summary, name)
             reached += cost
-            progress.reach(reached)
+            bench.progress.reach(reached)
     finally:
-        progress.close()
+        bench.progress.close()
         write_json(bench.folder / SUMMARY, summary)
         report.write_model_report(bench.folder)
 
@@ -196,7 +196,11 @@ def _settings(options: Options) -> dict[str, Any]:
 def _choose_models(home: Home, wanted: tuple[str, ...]) -> list[Model]:
     if wanted:
         return [find_model(home, name) for name in wanted]
-    models = [model for model in list_models(home) if not model.missing]
+    seen = see_models(home)
+    for each in seen:
+        if each.problem is not None:
+            console.say(f"left out: {each.problem.message}")
+    models = [each.model for each in seen if each.problem is None]
     if models:
         return models
     console.say("no model in models/: using the built-in default")
