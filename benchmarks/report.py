@@ -67,7 +67,7 @@ def model_page(summary: dict[str, Any], drawn: list[str]) -> str:
         page += [f"## {result['scenario']}: {verdict(result)}", ""]
         page += [f"**Problem:** {problem}\n" for problem in result["problems"]]
         for table in tables.of_result(result):
-            page += [table.title.capitalize() + ":", "", table.markdown(), ""]
+            page += [table.title[0].upper() + table.title[1:] + ":", "", table.markdown(), ""]
         page += [f"![{name}]({name}.png)\n" for name in drawn if name.startswith(result["scenario"])]
         page += [f"- {note}" for note in dict.fromkeys(result["notes"])]
         before, after = result["noise"]["before"]["load_average"][0], result["noise"]["after"]["load_average"][0]
