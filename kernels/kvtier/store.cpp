@@ -149,7 +149,7 @@ match store::lookup(const lookup_request & request) const {
 
 namespace {
 
-// Runs next to each other in one file, or one anchor: read one after the other, ahead of use.
+// Runs next to each other in one file, or a part of the anchor: read one after the other, ahead of use.
 struct read_task {
     std::string         path;
     uint64_t            file_size = 0;
@@ -164,6 +164,17 @@ struct read_task {
 constexpr uint64_t max_task_bytes = uint64_t(8) << 20; // large enough for any disk, small enough to share out evenly
 constexpr size_t   read_bytes     = size_t(256) << 10; // checked while it is still in the core's own cache
 
+// An anchor is large and has one checksum: threads read it in parts, and the one that ends last checks the whole.
+struct anchor_reading {
+    std::shared_ptr<buffer> data;
+    std::atomic<size_t>     n_left{ 0 };
+    std::atomic<bool>       failed{ false };
+};
+
+status mismatch(const std::string & path) {
+    return status::corrupt(damage::bad_checksum, path + ": state does not match its checksum");
+}
+
 // Fills the buffer from the file and checks it on the way.
 status read_verified(const readable_file & file, const std::string & path, uint64_t offset, buffer & out, uint64_t expected) {
     checksum_stream sum;
@@ -175,20 +186,28 @@ status read_verified(const readable_file & file, const std::string & path, uint6
         sum.update(part.data, part.size);
         done += part.size;
     }
-    return sum.finish() == expected
-        ? status::ok() : status::corrupt(damage::bad_checksum, path + ": state does not match its checksum");
+    return sum.finish() == expected ? status::ok() : mismatch(path);
 }
 
 } // namespace
 
 static std::vector<read_task> read_tasks(const store_state & s, const match & m, const loaded_state & have) {
     std::vector<read_task> tasks;
+    for (uint64_t done = 0; m.at != nullptr && have.anchor == nullptr && done < m.at->payload_size; done += max_task_bytes) {
+        read_task task;
+        task.path      = names::join(names::join(s.folder_of(m.name_space), names::anchors), names::anchor(m.at->k));
+        task.file_size = m.at->file_size;
+        task.offset    = m.at->payload_offset + done;
+        task.bytes     = std::min(max_task_bytes, m.at->payload_size - done);
+        task.is_anchor = true;
+        tasks.push_back(std::move(task));
+    }
     for (size_t i = 0; i < m.runs.size(); i++) {
         const run & r = *m.runs[i].node;
         if (have.runs[i].data != nullptr) {
             continue;
         }
-        const bool continues = !tasks.empty() && tasks.back().owner == r.owner->id &&
+        const bool continues = !tasks.empty() && !tasks.back().is_anchor && tasks.back().owner == r.owner->id &&
                                tasks.back().offset + tasks.back().bytes == r.offset &&
                                tasks.back().bytes + r.size <= max_task_bytes;
         if (!continues) {
@@ -202,19 +221,23 @@ static std::vector<read_task> read_tasks(const store_state & s, const match & m,
         tasks.back().bytes += r.size;
         tasks.back().runs.push_back(i);
     }
-    if (m.at != nullptr && have.anchor == nullptr) {
-        read_task task;
-        task.path      = names::join(names::join(s.folder_of(m.name_space), names::anchors), names::anchor(m.at->k));
-        task.file_size = m.at->file_size;
-        task.offset    = m.at->payload_offset;
-        task.bytes     = m.at->payload_size;
-        task.is_anchor = true;
-        tasks.push_back(std::move(task));
-    }
     return tasks;
 }
 
-static status run_task(store_state & s, const match & m, const read_task & task, loaded_state & out) {
+// Of the anchor; the checksum is left to the last part.
+static status read_part(const readable_file & file, const match & m, const read_task & task, anchor_reading & anchor) {
+    for (uint64_t done = 0; done < task.bytes; done += read_bytes) {
+        const uint64_t at   = task.offset + done;
+        const span     part = { anchor.data->data() + (at - m.at->payload_offset),
+                                static_cast<size_t>(std::min<uint64_t>(read_bytes, task.bytes - done)) };
+        if (status got = file.read(at, &part, 1); !got.is_ok()) {
+            return got;
+        }
+    }
+    return status::ok();
+}
+
+static status run_task(store_state & s, const match & m, const read_task & task, anchor_reading & anchor, loaded_state & out) {
     std::unique_ptr<readable_file> file;
     if (status opened = s.e.open_file(task.path, file); !opened.is_ok()) {
         return opened;
@@ -225,9 +248,7 @@ static status run_task(store_state & s, const match & m, const read_task & task,
     file->will_need(task.offset, task.bytes);
     s.count.bytes_read += task.bytes;
     if (task.is_anchor) {
-        const auto data = std::make_shared<buffer>(m.at->payload_size);
-        out.anchor = data;
-        return read_verified(*file, task.path, task.offset, *data, m.at->checksum);
+        return read_part(*file, m, task, anchor);
     }
     for (size_t i : task.runs) {
         const run & r    = *m.runs[i].node;
@@ -270,13 +291,35 @@ status store::load(const match & m, const token * tokens, size_t n_tokens, loade
     }
 
     std::vector<read_task> tasks = read_tasks(s, m, loaded);
-    std::atomic<size_t>    next{ 0 };
-    const auto             work = [&] {
+    anchor_reading         anchor;
+    anchor.n_left = static_cast<size_t>(std::count_if(tasks.begin(), tasks.end(), [](const read_task & t) { return t.is_anchor; }));
+    if (anchor.n_left > 0) {
+        try {
+            anchor.data = std::make_shared<buffer>(m.at->payload_size);
+        } catch (const std::bad_alloc &) {
+            s.count.load_failures++;
+            return status::io_error(tasks.front().path + ": out of memory for its state");
+        }
+        loaded.anchor = anchor.data;
+    }
+    std::atomic<size_t> next{ 0 };
+    const auto          work = [&] {
         for (size_t i = next++; i < tasks.size(); i = next++) {
+            read_task & task = tasks[i];
             try {
-                tasks[i].result = run_task(s, m, tasks[i], loaded);
+                task.result = run_task(s, m, task, anchor, loaded);
             } catch (const std::bad_alloc &) {
-                tasks[i].result = status::io_error(tasks[i].path + ": out of memory for its state");
+                task.result = status::io_error(task.path + ": out of memory for its state");
+            }
+            if (!task.is_anchor) {
+                continue;
+            }
+            if (!task.result.is_ok() && anchor.failed.exchange(true)) {
+                task.result = status::ok(); // one anchor, one fault
+            }
+            if (--anchor.n_left == 0 && !anchor.failed &&
+                checksum64(anchor.data->data(), anchor.data->size()) != m.at->checksum) {
+                task.result = mismatch(task.path);
             }
         }
     };
@@ -327,10 +370,10 @@ status store::load(const match & m, const token * tokens, size_t n_tokens, loade
         }
         return result;
     }
+    if (anchor.data != nullptr) {
+        s.ram.put(object_kind::anchor, m.name_space, m.at->k, loaded.anchor, turn);
+    }
     for (const read_task & task : tasks) {
-        if (task.is_anchor) {
-            s.ram.put(object_kind::anchor, m.name_space, m.at->k, loaded.anchor, turn);
-        }
         for (size_t i : task.runs) {
             s.ram.put(object_kind::page, m.name_space, m.runs[i].k, loaded.runs[i].data, turn);
         }

@@ -5,6 +5,8 @@
 #include "llama-impl.h"
 #include "llama-model.h"
 
+#include "ggml-backend.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +17,9 @@ static const char ROUTER_NAME[] = "ffn_moe_topk-";
 // a view into the pack and the copy into it
 static constexpr size_t NODES_PER_ROUTER = 2;
 
+// Graphs whose choices may wait to be counted. A long prompt is many graphs, and only its last one is waited for.
+static constexpr size_t MAX_WAITING = 16;
+
 bool llama_expert_counter::toggled(const llama_model & evaluated) {
     const bool was = active;
     model  = &evaluated;
@@ -24,12 +29,12 @@ bool llama_expert_counter::toggled(const llama_model & evaluated) {
 
 void llama_expert_counter::give_up(const char * why) {
     LLAMA_LOG_WARN("%s: experts are not counted any more: %s\n", __func__, why);
-    routers.clear();
+    routers.reset();
     wanted = false;
 }
 
-std::vector<llama_expert_counter::router> llama_expert_counter::find_routers(llm_graph_result & graph) {
-    std::vector<router> found;
+llama_expert_counter::router_list llama_expert_counter::find_routers(llm_graph_result & graph) const {
+    router_list found;
     ggml_cgraph * gf = graph.get_gf();
     for (int i = 0; i < ggml_graph_n_nodes(gf); ++i) {
         ggml_tensor * node = ggml_graph_node(gf, i);
@@ -63,32 +68,39 @@ size_t llama_expert_counter::pack_of(const router & router, ggml_context * graph
     return packs.size() - 1;
 }
 
-bool llama_expert_counter::reserve(pack & pack) {
+bool llama_expert_counter::reserve(pack & pack, ggml_backend_sched_t sched) {
     if (pack.used <= pack.capacity) {
         return true;
     }
+    ggml_backend_sched_synchronize(sched); // what is waiting lies in the memory that goes
+    count();
     pack.buffer.reset();
+    pack.host_buffer.reset();
     pack.capacity = 0;
     pack.context.reset(ggml_init({ ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true }));
     pack.ids = ggml_new_tensor_1d(pack.context.get(), GGML_TYPE_I32, pack.used);
     ggml_set_name(pack.ids, "expert_ids");
     pack.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(pack.context.get(), ggml_backend_dev_buffer_type(pack.device)));
-    if (!pack.buffer) {
+
+    ggml_backend_buffer_type_t host_type = ggml_backend_dev_host_buffer_type(pack.device);
+    pack.host_buffer.reset(ggml_backend_buft_alloc_buffer(host_type ? host_type : ggml_backend_cpu_buffer_type(),
+                                                          MAX_WAITING*ggml_nbytes(pack.ids)));
+    if (!pack.buffer || !pack.host_buffer || !ggml_backend_buffer_is_host(pack.host_buffer.get())) {
         return false;
     }
+    pack.host     = (int32_t *) ggml_backend_buffer_get_base(pack.host_buffer.get());
     pack.capacity = pack.used;
-    pack.host.resize(static_cast<size_t>(pack.used));
     return true;
 }
 
-void llama_expert_counter::extend(llm_graph_result & graph) {
-    routers.clear();
+void llama_expert_counter::extend(llm_graph_result & graph, ggml_backend_sched_t sched) {
+    routers.reset();
     if (!active) {
         return;
     }
-    ggml_cgraph *       gf    = graph.get_gf();
-    ggml_context *      ctx   = graph.get_ctx();
-    std::vector<router> found = find_routers(graph);
+    ggml_cgraph *  gf    = graph.get_gf();
+    ggml_context * ctx   = graph.get_ctx();
+    router_list    found = find_routers(graph);
 
     // twice: pack_of makes two tensors to ask with
     const size_t n_nodes = found.size() * NODES_PER_ROUTER;
@@ -106,7 +118,7 @@ void llama_expert_counter::extend(llm_graph_result & graph) {
         packs[router.pack].used += router.n_used * router.n_tokens;
     }
     for (auto & pack : packs) {
-        if (!reserve(pack)) {
+        if (!reserve(pack, sched)) {
             return give_up("no memory for it");
         }
     }
@@ -118,36 +130,66 @@ void llama_expert_counter::extend(llm_graph_result & graph) {
                                          router.offset * sizeof(int32_t));
         ggml_build_forward_expand(gf, ggml_cpy(ctx, router.chosen, dst));
     }
-    routers = std::move(found);
+    routers = std::make_shared<const router_list>(std::move(found));
 }
 
-void llama_expert_counter::count(ggml_backend_sched_t sched, uint32_t n_tokens_evaluated) {
-    if (!active || routers.empty()) {
-        return;
-    }
-    ggml_backend_sched_synchronize(sched);
-    for (auto & pack : packs) {
-        if (pack.used > 0) {
-            ggml_backend_tensor_get(pack.ids, pack.host.data(), 0, static_cast<size_t>(pack.used) * sizeof(int32_t));
+static ggml_backend_t backend_on(ggml_backend_sched_t sched, ggml_backend_dev_t device) {
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        if (ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i)) == device) {
+            return ggml_backend_sched_get_backend(sched, i);
         }
     }
+    return nullptr;
+}
 
+void llama_expert_counter::collect(ggml_backend_sched_t sched, uint32_t n_tokens_evaluated) {
+    if (!active || !routers || routers->empty()) {
+        return;
+    }
+    if (waiting.size() == MAX_WAITING) {
+        ggml_backend_sched_synchronize(sched);
+        count();
+    }
+    for (auto & pack : packs) {
+        int32_t *    place = pack.host + pack.capacity * (int64_t) waiting.size();
+        const size_t size  = static_cast<size_t>(pack.used) * sizeof(int32_t);
+        if (size == 0) {
+            continue;
+        }
+        if (ggml_backend_t backend = backend_on(sched, pack.device)) {
+            ggml_backend_tensor_get_async(backend, pack.ids, place, 0, size);
+        } else {
+            ggml_backend_sched_synchronize(sched);
+            ggml_backend_tensor_get(pack.ids, place, 0, size);
+        }
+    }
+    waiting.push_back({ routers, n_tokens_evaluated });
+}
+
+void llama_expert_counter::count() {
+    if (waiting.empty()) {
+        return;
+    }
     const uint32_t n_expert = model->hparams.n_expert;
 
     const std::lock_guard<std::mutex> lock(mu);
     layer_tokens.resize(model->hparams.n_layer_all);
     counts.resize(static_cast<size_t>(model->hparams.n_layer_all) * n_expert);
-    n_tokens += n_tokens_evaluated;
-    for (const auto & router : routers) {
-        const int32_t * ids   = packs[router.pack].host.data() + router.offset;
-        uint64_t *      layer = counts.data() + static_cast<size_t>(router.layer) * n_expert;
-        for (int64_t i = 0; i < router.n_used * router.n_tokens; ++i) {
-            if (ids[i] >= 0 && ids[i] < (int32_t) n_expert) {
-                layer[ids[i]]++;
+    for (size_t i = 0; i < waiting.size(); ++i) {
+        n_tokens += waiting[i].n_tokens;
+        for (const auto & router : *waiting[i].routers) {
+            const pack &    from  = packs[router.pack];
+            const int32_t * ids   = from.host + from.capacity * (int64_t) i + router.offset;
+            uint64_t *      layer = counts.data() + static_cast<size_t>(router.layer) * n_expert;
+            for (int64_t id = 0; id < router.n_used * router.n_tokens; ++id) {
+                if (ids[id] >= 0 && ids[id] < (int32_t) n_expert) {
+                    layer[ids[id]]++;
+                }
             }
+            layer_tokens[static_cast<size_t>(router.layer)] += static_cast<uint64_t>(router.n_tokens);
         }
-        layer_tokens[static_cast<size_t>(router.layer)] += static_cast<uint64_t>(router.n_tokens);
     }
+    waiting.clear();
 }
 
 void llama_expert_counter::reset() {

@@ -1,4 +1,5 @@
-// What llama_context keeps for expert_stats.h. The patched process_ubatch calls toggled, extend and count, in this order.
+// What llama_context keeps for expert_stats.h. The patched process_ubatch calls toggled, extend and collect, in this order, and
+// synchronize calls count.
 #pragma once
 
 #include "expert_stats.h"
@@ -7,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -18,10 +20,13 @@ public:
     bool toggled(const llama_model & model);
 
     // Evaluating thread: a graph was built and not yet allocated. Adds the copies of what its routers choose.
-    void extend(llm_graph_result & graph);
+    void extend(llm_graph_result & graph, ggml_backend_sched_t sched);
 
-    // Evaluating thread: the graph is being computed. Waits for it and counts.
-    void count(ggml_backend_sched_t sched, uint32_t n_tokens);
+    // Evaluating thread: the graph is being computed. Asks for what its routers chose, without waiting.
+    void collect(ggml_backend_sched_t sched, uint32_t n_tokens);
+
+    // Evaluating thread: everything that was computed is there.
+    void count();
 
     // Any thread.
     void               enable(bool on) { wanted = on; }
@@ -37,7 +42,8 @@ private:
         ggml_tensor *           ids      = nullptr;
         int64_t                 capacity = 0;
         int64_t                 used     = 0;
-        std::vector<int32_t>    host;
+        ggml_backend_buffer_ptr host_buffer; // of the kind that the device writes to by itself
+        int32_t *               host = nullptr; // places for several graphs
     };
 
     struct router {
@@ -48,17 +54,24 @@ private:
         int64_t       n_tokens;
         int64_t       n_used;
     };
+    using router_list = std::vector<router>;
 
-    std::vector<router> find_routers(llm_graph_result & graph);
-    size_t              pack_of(const router & router, ggml_context * graph_context);
-    bool                reserve(pack & pack);
-    void                give_up(const char * why);
+    struct collected {
+        std::shared_ptr<const router_list> routers;
+        uint32_t                           n_tokens;
+    };
 
-    std::atomic<bool>   wanted{ false };
-    bool                active = false; // what the last graph was built with
-    const llama_model * model  = nullptr;
-    std::vector<pack>   packs;
-    std::vector<router> routers; // of the last graph that was built
+    router_list find_routers(llm_graph_result & graph) const;
+    size_t      pack_of(const router & router, ggml_context * graph_context);
+    bool        reserve(pack & pack, ggml_backend_sched_t sched);
+    void        give_up(const char * why);
+
+    std::atomic<bool>                  wanted{ false };
+    bool                               active = false; // what the last graph was built with
+    const llama_model *                model  = nullptr;
+    std::vector<pack>                  packs;
+    std::shared_ptr<const router_list> routers; // of the last graph that was built; null: none are copied
+    std::vector<collected>             waiting; // asked for, not counted yet
 
     mutable std::mutex    mu; // guards what follows
     uint64_t              n_tokens = 0;

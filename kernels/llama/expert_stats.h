@@ -1,7 +1,7 @@
 // Which experts of a mixture-of-experts model work: how often the router of every layer chose each of them.
 //
-// While tracking is on, the chosen ids of all layers are packed together at the end of every evaluated graph and read once. Off,
-// the graph is upstream's, node for node. Compiled into libllama (libllama.cmake); callers need llama.h and this header only.
+// While tracking is on, the chosen ids of all layers are packed together at the end of every evaluated graph, read once, without
+// waiting, and counted when somebody waits for the results. Off, the graph is upstream's, node for node. Compiled into libllama (libllama.cmake); callers need llama.h and this header only.
 //
 // Unlike the rest of llama.h these may be called from any thread while the context lives.
 #pragma once

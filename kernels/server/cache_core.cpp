@@ -546,6 +546,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     rec.exact      = n_restored > 0 || known || prompt.tokens.empty() || offer.common(ticket.tokens) == 0;
     rec.store      = scope_known && ticket.failure != cache_miss::off && ticket.failure != cache_miss::media;
     rec.n_reusable = std::max(n_restored, offer.common(ticket.tokens));
+    rec.n_restored = n_restored;
     rec.n_saved    = n_restored;
     rec.n_static   = 0;
     rec.last_user  = 0;

@@ -109,7 +109,7 @@ public:
     void         deferred();
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room);
-    void         anchor(const slot_view & slot, uint32_t n_tokens);
+    bool         anchor(const slot_view & slot, uint32_t n_tokens);
     void         evaluated(const slot_view & slot);
     void         ending(const slot_view & slot);
     void         released(const slot_view & slot);
@@ -137,6 +137,7 @@ private:
         bool                       exact = true;  // held by plain evaluation or an exact restore: may be stored
         bool                       store = false; // this request may be stored
         size_t                     n_reusable = 0; // more than that reused: tokens were moved, which is not exact
+        size_t                     n_restored = 0; // tokens, from the store
         size_t                     n_saved    = 0; // tokens handed over
         bool                       prompt_saved = false;
         std::vector<anchor_copy>   anchors;       // taken, not handed over

@@ -48,11 +48,14 @@ void cache_core::save(const slot_view & slot, slot_record & rec, bool complete, 
     }
 }
 
-void cache_core::anchor(const slot_view & slot, uint32_t n_tokens) {
+bool cache_core::anchor(const slot_view & slot, uint32_t n_tokens) {
     slot_record & rec = records[static_cast<size_t>(slot.id)];
     note_use(slot, rec);
     if (!rec.store || !rec.exact || !target->folded() || slot.task == nullptr) {
-        return;
+        return false;
+    }
+    if (n_tokens == rec.n_restored) {
+        return true; // it has just come from there
     }
     // Where other prompts will want to go on: after the static prefix, before the last message, before the answer.
     static constexpr uint32_t near_end = 4;
@@ -62,6 +65,7 @@ void cache_core::anchor(const slot_view & slot, uint32_t n_tokens) {
     if (pays && target->take_anchor(slot.id, n_tokens, copy).is_ok()) {
         rec.anchors.push_back(std::move(copy));
     }
+    return false;
 }
 
 // Tokens whose rows fill a segment.

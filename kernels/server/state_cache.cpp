@@ -91,10 +91,9 @@ cache_report state_cache::restore(const slot_view & slot, server_prompt & prompt
     return c ? c->restore(slot, prompt, task, make_room) : cache_report();
 }
 
-void state_cache::anchor(const slot_view & slot, int64_t n_tokens) const {
-    if (const auto c = core()) {
-        c->anchor(slot, static_cast<uint32_t>(n_tokens));
-    }
+bool state_cache::anchor(const slot_view & slot, int64_t n_tokens) const {
+    const auto c = core();
+    return c && c->anchor(slot, static_cast<uint32_t>(n_tokens));
 }
 
 void state_cache::evaluated(const slot_view & slot) const {

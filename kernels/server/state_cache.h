@@ -92,7 +92,8 @@ public:
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room) const;
 
-    void anchor(const slot_view & slot, int64_t n_tokens) const;
+    // True: the store has the state of this length, and upstream need not copy it as well.
+    bool anchor(const slot_view & slot, int64_t n_tokens) const;
     void evaluated(const slot_view & slot) const;
     void ending(const slot_view & slot) const;
     void released(const slot_view & slot) const;
