@@ -56,7 +56,7 @@ def check_buildable(snapshot: Snapshot, machine: Machine, backend: str, target: 
     if target is None:
         if backend == "cuda" and not cuda_architectures(snapshot):
             missing.insert(0, NVIDIA_DRIVER)
-        if backend == "rocm" and not rocm_targets(machine):
+        if backend == "rocm" and not rocm_targets(snapshot, machine):
             missing.insert(0, UNKNOWN_GFX)
     if missing:
         raise UserError(
@@ -65,17 +65,18 @@ def check_buildable(snapshot: Snapshot, machine: Machine, backend: str, target: 
         )
 
 
-def rocm_targets(machine: Machine) -> list[str]:
-    """What the kernels are compiled for: each chip, or the one that it is told to be."""
+def rocm_targets(snapshot: Snapshot, machine: Machine) -> list[str]:
+    """What the kernels are compiled for: each chip, or the one that it is told to be; without one, what was named."""
     cards = [gpu for gpu in machine.gpus if gpu.vendor == "amd" and gpu.has_rocm]
     cards = [gpu for gpu in cards if not gpu.is_small] or cards
     told = [gfx_of_override(gpu.override.value) if gpu.override and gpu.override.value else gpu.gfx for gpu in cards]
-    return sorted({gfx for gfx in told if gfx})
+    named = snapshot.environment.get("LLAMA_GFX_ARCH_OVERRIDE", "").lower().split(",") if not cards else []
+    return sorted({gfx.strip() for gfx in [*told, *named] if gfx and gfx.strip()})
 
 
 def _rocm(snapshot: Snapshot, machine: Machine) -> tuple[dict[str, str], dict[str, str]]:
     definitions = {"GGML_HIP": "ON"}
-    if targets := rocm_targets(machine):
+    if targets := rocm_targets(snapshot, machine):
         definitions["AMDGPU_TARGETS"] = ";".join(targets)
     rocm = find_rocm(snapshot)
     if rocm is None or rocm.root == SYSTEM:

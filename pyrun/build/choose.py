@@ -40,7 +40,7 @@ class Standing:
 
 
 def standings(snapshot: Snapshot, machine: Machine, built: Collection[str]) -> list[Standing]:
-    targets = {"rocm": rocm_targets(machine), "cuda": cuda_architectures(snapshot)}
+    targets = {"rocm": rocm_targets(snapshot, machine), "cuda": cuda_architectures(snapshot)}
     found = []
     for backend in check_backends(snapshot, machine):
         lacks = build_needs(snapshot, backend.name)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from pyrun import console
 from pyrun.errors import UserError
+from pyrun.machine.rocm import is_old
 from pyrun.upstream.fetch import sha256_of
 
 RECORD = "llama-run-sdk.json"
-OLDEST = (6, 1)  # that llama.cpp takes
 UNPACKED_RATIO = 6  # libraries and compilers pack well: 2.3 GB become 13
 
 
@@ -94,8 +94,7 @@ def _unpack(path: Path, sha256: str, temporary: Path) -> RocmSdk:
         raise UserError(f"{path} is not a ROCm SDK: it has no hipBLAS in it", "give the tarball with the libraries")
     root = configs[0].parents[3]
     version = _version(root)
-    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-    if numbers and numbers < OLDEST:
+    if is_old(version):
         raise UserError(f"{path} is ROCm {version}; llama.cpp needs 6.1 or newer", "give a newer one")
     sdk = RocmSdk(path.name, sha256, version)
     (root / RECORD).write_text(json.dumps(asdict(sdk), indent=1), encoding="utf-8")

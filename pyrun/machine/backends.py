@@ -53,7 +53,11 @@ VULKAN_HEADERS = Missing(
 GLSLC = Missing("the shader compiler glslc", _packages("glslc", "glslc", "shaderc"))
 SPIRV = Missing("the SPIR-V headers", _packages("spirv-headers", "spirv-headers-devel", "spirv-headers"))
 VULKANINFO = Missing("vulkaninfo", _packages("vulkan-tools", "vulkan-tools", "vulkan-tools"))
-HIPCC = Missing("the HIP compiler", _packages("hipcc", "rocm-hip-devel", "rocm-hip-sdk"))
+HIPCC = Missing(
+    "the HIP compiler",
+    _packages("hipcc", "rocm-hip-devel", "rocm-hip-sdk"),
+    origin={"debian": "llama.cpp needs ROCm 6.1 or newer; where your release has an older one, take AMD's packages"},
+)
 HIPBLAS = Missing(
     "hipBLAS and rocBLAS",
     _packages("libhipblas-dev librocblas-dev", "hipblas-devel rocblas-devel", "rocm-hip-sdk"),
@@ -147,6 +151,9 @@ def build_needs(snapshot: Snapshot, backend: str) -> list[Missing]:
             missing.append(HIPCC)
         if rocm is None:
             missing.append(HIPBLAS)
+        elif rocm.is_old:
+            hint = "AMD's own packages are newer than the distribution's"
+            missing.append(Missing(f"ROCm 6.1 or newer (here is {rocm.version})", {}, hint))
     elif backend == "cuda" and "nvcc" not in snapshot.programs:
         missing.append(NVCC)
     return missing

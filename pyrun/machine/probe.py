@@ -74,6 +74,10 @@ ROCM_LOOK_FOR = (
     "lib/llvm/amdgcn/bitcode",
     "amdgcn/bitcode",
 )
+ROCM_READ = (
+    ".info/version",
+    *(f"{libraries}/cmake/hip/hip-config-version.cmake" for libraries in ("lib", "lib64", "lib/*-linux-gnu")),
+)
 # Below a root of the Vulkan SDK.
 SDK_LOOK_FOR = ("include/vulkan/vulkan.h", "lib/libvulkan.so", "*/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake")
 DEVICES = ("/dev/kfd", "/dev/dri/renderD*")
@@ -173,7 +177,7 @@ def probe(
     patterns += [f"{sdk}/{name}" for name in SDK_LOOK_FOR] if sdk else []
     found = {name: path for pattern in patterns for name, path in _glob(root, pattern)}
     heads = [*READ_HEADS, *([f"{sdk}/include/vulkan/vulkan_core.h"] if sdk else [])]
-    read = {name: path for r in rocm_roots for name, path in _glob(root, f"{r}/.info/version")}
+    read = {name: path for r in rocm_roots for pattern in ROCM_READ for name, path in _glob(root, f"{r}/{pattern}")}
     read |= {name: path for pattern in READ for name, path in _glob(root, pattern)}
     files = {name: text for name, path in read.items() if (text := _read(path))}
     files |= {n: text for head in heads for n, path in _glob(root, head) if (text := _read(path, HEAD_BYTES))}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pyrun.machine.snapshot import Snapshot
 
+OLDEST = (6, 1)  # that llama.cpp takes
 SYSTEM = "/usr"  # a distribution's own packages: their tools find each other
 CONFIG = re.compile(r"^(.*)/lib(?:64)?(?:/[^/]+-linux-gnu)?/cmake/hipblas/hipblas-config\.cmake$")
 COMPILERS = ("lib/llvm/bin/clang++", "llvm/bin/clang++")
@@ -20,6 +21,10 @@ class Rocm:
     device_libraries: str | None  # None: the compiler knows where they are
     has_hipcc: bool
     version: str  # or ""
+
+    @property
+    def is_old(self) -> bool:
+        return is_old(self.version)
 
 
 def find_rocm(snapshot: Snapshot) -> Rocm | None:
@@ -40,8 +45,22 @@ def find_rocm(snapshot: Snapshot) -> Rocm | None:
         compiler=own(COMPILERS),
         device_libraries=own(DEVICE_LIBRARIES),
         has_hipcc=f"{root}/bin/hipcc" in snapshot.paths or "hipcc" in snapshot.programs,
-        version=snapshot.text(f"{root}/.info/version"),
+        version=_version(snapshot, root),
     )
+
+
+def is_old(version: str) -> bool:
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    return bool(numbers) and numbers < OLDEST
+
+
+def _version(snapshot: Snapshot, root: str) -> str:
+    """As AMD's packages say it, or HIP, which is what llama.cpp asks."""
+    if told := snapshot.text(f"{root}/.info/version"):
+        return told
+    configs = snapshot.matching(f"{root}/lib*/cmake/hip/hip-config-version.cmake")
+    found = [re.search(r'PACKAGE_VERSION "([^"]+)"', snapshot.text(path)) for path in configs]
+    return next((match[1] for match in found if match), "")
 
 
 def _order(root: str) -> tuple[int, str]:

@@ -197,6 +197,22 @@ def test_build_for_another_machine_is_for_this_ones_card(tmp_path: Path, backend
     assert left_out not in added and added["GGML_NATIVE"] == "OFF" and added["GGML_AVX512_BF16"] == "ON"
 
 
+def test_card_of_another_machine_cannot_be_named(tmp_path: Path) -> None:
+    machine = Recorded("x", base(ZEN4_CPU, 27.2, "arch") | rocm("gfx1100"))
+    snapshot = snapshot_of(machine, tmp_path, {"LLAMA_GFX_ARCH_OVERRIDE": "gfx1151,gfx1100"})
+    check_buildable(snapshot, describe(snapshot), "rocm", "zen4")
+    assert addition(snapshot, describe(snapshot), "rocm", "zen4").definitions["AMDGPU_TARGETS"] == "gfx1100;gfx1151"
+
+
+def test_old_rocm_is_found_out_by_cmake(tmp_path: Path) -> None:
+    hip = {"/usr/lib/x86_64-linux-gnu/cmake/hip/hip-config-version.cmake": 'set(PACKAGE_VERSION "5.7.31921")\n'}
+    files = base(ZEN4_CPU, 27.2, "debian") | PHOENIX | rocm("gfx1100", root="/usr") | hip
+    snapshot = snapshot_of(Recorded("x", files, programs=("c++", "hipcc")), tmp_path)
+    with pytest.raises(UserError, match=r"missing: ROCm 6.1 or newer \(here is 5.7.31921\)") as caught:
+        check_buildable(snapshot, describe(snapshot), "rocm")
+    assert "AMD's own packages" in (caught.value.hint or "") and "--rocm-sdk" in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize(
     ("target", "message"), [("graviton3", "another kind of processor"), ("z80", "neither an instruction set nor")]
 )
@@ -385,7 +401,8 @@ def test_list_of_backends_hides_something(
     main(["build"])
     capsys.readouterr()
     main(["--list-backends"])
-    packages = "sudo apt install hipcc libhipblas-dev librocblas-dev"
+    packages = "sudo apt install hipcc libhipblas-dev librocblas-dev; llama.cpp needs ROCm 6.1 or newer; "
+    packages += "where your release has an older one, take AMD's packages"
     assert capsys.readouterr().out.splitlines() == [
         "cpu     built      avx512_bf16, 8 threads",
         "vulkan  buildable  AMD Radeon 780M (RADV PHOENIX), a build fetches newer headers",
