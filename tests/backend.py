@@ -20,6 +20,7 @@ from pyrun.machine.backends import check_backends, runtime_environment
 from pyrun.machine.describe import describe
 
 BACKEND = os.environ.get("LLAMA_RUN_TEST_BACKEND") or "cpu"
+PATIENCE = 1 if BACKEND == "cpu" else 6  # how much longer things may take: shaders are compiled when a model is loaded
 BINARY = Home(ROOT).server_binary(BACKEND)
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import requests
 import toys
-from backend import BINARY, require_backend, server_environment
+from backend import BINARY, PATIENCE, require_backend, server_environment
 from helpers import ROOT, free_port, wait_until
 
 Tokens = list[int]
@@ -96,7 +96,9 @@ class CacheServer:
 
     def request(self, method: str, path: str, body: object = None, **options: Any) -> requests.Response:
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return requests.request(method, f"{self.url}{path}", json=body, headers=headers, timeout=120, **options)
+        return requests.request(
+            method, f"{self.url}{path}", json=body, headers=headers, timeout=120 * PATIENCE, **options
+        )
 
     def get(self, path: str) -> Any:
         response = self.request("GET", path)
@@ -154,7 +156,9 @@ class CacheServer:
             return False
 
     def wait_until_healthy(self) -> None:
-        wait_until(lambda: self.is_healthy() or self.process.poll() is not None, 60, f"healthy:\n{self.said()}")
+        wait_until(
+            lambda: self.is_healthy() or self.process.poll() is not None, 60 * PATIENCE, f"healthy:\n{self.said()}"
+        )
         assert self.process.poll() is None, self.said()
 
     def stop(self) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
-from backend import BACKEND, require_backend
+from backend import BACKEND, PATIENCE, require_backend
 from helpers import ROOT, free_port, is_running, wait_until
 
-START_SECONDS = 120
+START_SECONDS = 120 * PATIENCE
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Server:
         return self.output.read_text()
 
     def post(self, path: str, body: object) -> requests.Response:
-        return requests.post(f"{self.url}{path}", json=body, timeout=300)
+        return requests.post(f"{self.url}{path}", json=body, timeout=300 * PATIENCE)
 
 
 StartServer = Callable[..., Server]

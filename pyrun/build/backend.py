@@ -65,6 +65,14 @@ def check_buildable(snapshot: Snapshot, machine: Machine, backend: str, target: 
         )
 
 
+def is_buildable(snapshot: Snapshot, machine: Machine, backend: str) -> bool:
+    try:
+        check_buildable(snapshot, machine, backend)
+    except UserError:
+        return False
+    return True
+
+
 def rocm_targets(snapshot: Snapshot, machine: Machine) -> list[str]:
     """What the kernels are compiled for: each chip, or the one that it is told to be; without one, what was named."""
     cards = [gpu for gpu in machine.gpus if gpu.vendor == "amd" and gpu.has_rocm]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pyrun.build.backend import rocm_targets
+from pyrun.build.backend import is_buildable
 from pyrun.machine.backends import Backend, Missing, build_needs, check_backends, install_hint, recommended
 from pyrun.machine.describe import Machine
-from pyrun.machine.isa import cuda_architectures
 from pyrun.machine.snapshot import Snapshot
 
 AUTO = "auto"
@@ -40,14 +39,15 @@ class Standing:
 
 
 def standings(snapshot: Snapshot, machine: Machine, built: Collection[str]) -> list[Standing]:
-    targets = {"rocm": rocm_targets(snapshot, machine), "cuda": cuda_architectures(snapshot)}
-    found = []
-    for backend in check_backends(snapshot, machine):
-        lacks = build_needs(snapshot, backend.name)
-        # Vulkan's shaders are the same for every card; the others are compiled for the one that is there.
-        has_target = machine.system != "Darwin" if backend.name == "vulkan" else bool(targets.get(backend.name, True))
-        found.append(Standing(backend, backend.name in built, lacks, not lacks and has_target))
-    return found
+    return [
+        Standing(
+            backend=backend,
+            is_built=backend.name in built,
+            lacks=build_needs(snapshot, backend.name),
+            is_buildable=is_buildable(snapshot, machine, backend.name),
+        )
+        for backend in check_backends(snapshot, machine)
+    ]
 
 
 def choose_backend(machine: Machine, found: list[Standing], *, may_build: bool = True) -> tuple[str, str]:
