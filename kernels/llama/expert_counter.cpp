@@ -1,5 +1,7 @@
 #include "expert_counter.h"
 
+#include "device_backend.h"
+
 #include "llama-context.h"
 #include "llama-graph.h"
 #include "llama-impl.h"
@@ -133,15 +135,6 @@ void llama_expert_counter::extend(llm_graph_result & graph, ggml_backend_sched_t
     routers = std::make_shared<const router_list>(std::move(found));
 }
 
-static ggml_backend_t backend_on(ggml_backend_sched_t sched, ggml_backend_dev_t device) {
-    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
-        if (ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i)) == device) {
-            return ggml_backend_sched_get_backend(sched, i);
-        }
-    }
-    return nullptr;
-}
-
 void llama_expert_counter::collect(ggml_backend_sched_t sched, uint32_t n_tokens_evaluated) {
     if (!active || !routers || routers->empty()) {
         return;
@@ -156,7 +149,7 @@ void llama_expert_counter::collect(ggml_backend_sched_t sched, uint32_t n_tokens
         if (size == 0) {
             continue;
         }
-        if (ggml_backend_t backend = backend_on(sched, pack.device)) {
+        if (ggml_backend_t backend = llama_device_backend(sched, pack.device)) {
             ggml_backend_tensor_get_async(backend, pack.ids, place, 0, size);
         } else {
             ggml_backend_sched_synchronize(sched);

@@ -6,6 +6,8 @@
 //                                       memory several times slower, and waits after each piece
 #include "state_copies.h"
 
+#include "device_backend.h"
+
 #include "ggml-cpp.h"
 
 #include <algorithm>
@@ -226,14 +228,7 @@ static void make_staged(const std::vector<copy> & list, copies::direction dir, g
 
 static ggml_backend_t backend_of(ggml_backend_sched_t sched, const ggml_tensor * t) {
     const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
-    const ggml_backend_dev_t    device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
-    for (int i = 0; sched && device && i < ggml_backend_sched_get_n_backends(sched); ++i) {
-        ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
-        if (ggml_backend_get_device(backend) == device) {
-            return backend;
-        }
-    }
-    return nullptr;
+    return llama_device_backend(sched, ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)));
 }
 
 static void make_on_device(const std::vector<copy> & list, copies::direction dir, ggml_backend_t backend) {

@@ -155,9 +155,7 @@ def _choose(
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(f"  {line.rstrip()}" for line in lines)
+    return "\n".join(f"  {line}" for line in console.columns(rows))
 
 
 def _projector(repository: Repository, offer: Offer) -> Variant:

@@ -34,10 +34,8 @@ def print_models(home: Home, backend: str, cache: str | None) -> None:
         settled = settle_backend(home, backend)
         rows: list[tuple[str, ...]] = [("model", "architecture", "size", "quant", "context", "stored", "fits")]
         rows += [_row(one, settled.machine, settled.backend, Path(cache) if cache else None) for one in seen]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        for row in rows:
-            cells = [cell.rjust(widths[i]) if i in NUMBERS else cell.ljust(widths[i]) for i, cell in enumerate(row)]
-            click.echo("  ".join(cells).rstrip())
+        for line in console.columns(rows, NUMBERS):
+            click.echo(line)
     for path in extra:
         name = str(path.relative_to(home.models))
         click.echo(f"companion of a model: {name} ({console.size(path.stat().st_size)})")
