@@ -80,7 +80,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
         path.write_bytes(b"GGUF")
         raise OSError("no space left")
 
-    monkeypatch.setattr("toys.files._write", disk_full)
+    monkeypatch.setattr("toys.files.write", disk_full)
     with pytest.raises(OSError, match="no space"):
         toys.ensure("dense", tmp_path)
     assert list(tmp_path.iterdir()) == []
