@@ -76,7 +76,7 @@ def test_a_file_is_written_once_and_leaves_nothing_behind(tmp_path: Path) -> Non
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def disk_full(toy: toys.Toy, path: Path) -> None:
+    def disk_full(toy: toys.Toy, path: Path, weights: toys.Weights) -> None:
         path.write_bytes(b"GGUF")
         raise OSError("no space left")
 
