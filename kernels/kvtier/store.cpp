@@ -193,7 +193,9 @@ status read_verified(const readable_file & file, const std::string & path, uint6
 
 static std::vector<read_task> read_tasks(const store_state & s, const match & m, const loaded_state & have) {
     std::vector<read_task> tasks;
-    for (uint64_t done = 0; m.at != nullptr && have.anchor == nullptr && done < m.at->payload_size; done += max_task_bytes) {
+    // At least one part, also of nothing: an anchor that was not read is no anchor.
+    for (uint64_t done = 0; m.at != nullptr && have.anchor == nullptr && (done == 0 || done < m.at->payload_size);
+         done += max_task_bytes) {
         read_task task;
         task.path      = names::join(names::join(s.folder_of(m.name_space), names::anchors), names::anchor(m.at->k));
         task.file_size = m.at->file_size;

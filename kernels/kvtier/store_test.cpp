@@ -152,6 +152,32 @@ TEST(folded_state_is_used_at_another_length) {
     CHECK(m.restore(*s, tokens) == 100);
 }
 
+TEST(an_anchor_of_several_parts_is_put_together_wrong) {
+    for (const bool cut : { false, true }) {
+        fault_env disk;
+        model     m;
+        m.folded_size = (size_t(20) << 20) + 123;
+        const std::vector<token> tokens = random_tokens(1, 64);
+        auto s = open(disk, m.options());
+        CHECK(m.save(*s, tokens).is_ok());
+        s = nullptr;
+        s = open(disk, m.options());
+        CHECK(m.restore(*s, tokens) == 64);
+
+        s = nullptr;
+        s = open(disk, m.options());
+        for (const std::string & path : disk.files()) {
+            if (path.find(".anc") != std::string::npos) {
+                std::string bytes = disk.get(path);
+                bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 1);
+                disk.put(path, cut ? bytes.substr(0, bytes.size() / 2) : bytes);
+            }
+        }
+        CHECK(m.restore(*s, tokens) == 0);
+        CHECK(s->stats().values.damaged_total() == 1); // one file, however many parts of it are missed
+    }
+}
+
 TEST(a_model_without_attention_rows_is_not_stored) {
     fault_env disk;
     model     m;
