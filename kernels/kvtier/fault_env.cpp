@@ -259,6 +259,15 @@ void fault_env::put(const std::string & path, const std::string & bytes) {
     now[path] = durable[path] = file;
 }
 
+void fault_env::damage(const std::string & path) {
+    std::lock_guard<std::mutex> guard(mu);
+    const auto it = now.find(path);
+    if (it != now.end() && !it->second->bytes.empty()) {
+        it->second->bytes.back() ^= 1;
+        it->second->synced = it->second->bytes;
+    }
+}
+
 void fault_env::put_folder(const std::string & path) {
     std::lock_guard<std::mutex> guard(mu);
     auto folder = std::make_shared<node>();

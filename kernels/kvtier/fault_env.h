@@ -56,6 +56,7 @@ public:
     bool                     exists(const std::string & path) const;
     std::string              get(const std::string & path) const;
     void                     put(const std::string & path, const std::string & bytes); // also durable
+    void                     damage(const std::string & path); // flips a bit of the last byte, if the file is there
     void                     put_folder(const std::string & path);
     void                     put_link(const std::string & path);
     void                     erase(const std::string & path);
