@@ -4,7 +4,8 @@
     python -m benchmarks.expert_cost MODEL [--upstream SERVER] [--server SERVER] [--rounds 9] [-- FLAG ...]
 
 Tracking is turned on and off in one server between its answers, in turn with the other, so that the machine's moods
-meet each of them. Every prompt is new.
+meet each of them. Every prompt is new. Two processes of one program can differ by a tenth, by where in memory their
+weights came to lie: both servers are started anew after every few rounds, now the one first, now the other.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pyrun import console
 from pyrun.home import find_home
 
 OFF, ON, UPSTREAM = "tracking off", "tracking on", "upstream"
+BLOCK = 5  # rounds between two starts
 
 
 def main() -> None:
@@ -44,14 +46,15 @@ def main() -> None:
             peers[UPSTREAM] = Server(UPSTREAM, options.upstream, options.model, flags, Path(folder) / "theirs.log")
         speeds = _measure(peers, options.rounds, options.tokens, options.answer)
 
-    table = Table(title=f"{options.model.name}: ratios to {OFF}, medians of {options.rounds} rounds")
+    table = Table(title=f"{options.model.name}: ratios to {OFF}, median and quartiles of {options.rounds} rounds")
     for column in ("", "prompt tokens/s", "ratio", "answer tokens/s", "ratio"):
         table.add_column(column, justify="right" if column else "left")
     for case, measured in speeds.items():
         row = [case]
         for kind, values in measured.items():
             ratios = [a / b for a, b in zip(values, speeds[OFF][kind], strict=True)]
-            row += [f"{statistics.median(values):.1f}", f"{statistics.median(ratios):.3f}"]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            row += [f"{statistics.median(values):.1f}", f"{middle:.3f} ({low:.3f} to {high:.3f})"]
         table.add_row(*row)
     console.out.print(table)
 
@@ -59,21 +62,24 @@ def main() -> None:
 def _measure(peers: dict[str, Server], rounds: int, tokens: int, answer: int) -> dict[str, dict[str, list[float]]]:
     speeds: dict[str, dict[str, list[float]]] = {case: {"prompt": [], "answer": []} for case in peers}
     cases = list(peers)
-    try:
-        for peer in {id(peer): peer for peer in peers.values()}.values():
-            peer.start()
-        for turn in range(rounds):
-            for case in cases[turn % len(cases) :] + cases[: turn % len(cases)]:
-                peer = peers[case]
-                if case != UPSTREAM:
-                    peer.post("/expert-tracking", {"enabled": case == ON})
-                peer.complete(f"Ready {turn}?", 4)  # the first graph after a change is built anew
-                told = peer.complete(words(tokens, f"experts {turn}"), answer, ignore_eos=True, cache_prompt=False)
-                speeds[case]["prompt"].append(told.timings["prompt_per_second"])
-                speeds[case]["answer"].append(told.timings["predicted_per_second"])
-    finally:
-        for peer in peers.values():
-            peer.stop()
+    servers = list({id(peer): peer for peer in peers.values()}.values())
+    for start in range(0, rounds, BLOCK):
+        servers.reverse()
+        try:
+            for server in servers:
+                server.start()
+            for turn in range(start, min(rounds, start + BLOCK)):
+                for case in cases[turn % len(cases) :] + cases[: turn % len(cases)]:
+                    peer = peers[case]
+                    if case != UPSTREAM:
+                        peer.post("/expert-tracking", {"enabled": case == ON})
+                    peer.complete(f"Ready {turn}?", 4)  # the first graph after a change is built anew
+                    told = peer.complete(words(tokens, f"experts {turn}"), answer, ignore_eos=True, cache_prompt=False)
+                    speeds[case]["prompt"].append(told.timings["prompt_per_second"])
+                    speeds[case]["answer"].append(told.timings["predicted_per_second"])
+        finally:
+            for server in servers:
+                server.stop()
     return speeds
 
 
