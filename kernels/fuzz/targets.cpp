@@ -33,9 +33,7 @@ static std::vector<uint8_t> sealed(const uint8_t * data, size_t size, uint16_t k
         head = out.size();
         store_le(out.data() + header_head_size, static_cast<uint32_t>(head));
     }
-    const size_t after = header_head_checksum + 8;
-    store_le(out.data() + header_head_checksum,
-             checksum64(out.data() + after, head - after, checksum64(out.data(), header_head_checksum)));
+    store_le(out.data() + header_head_checksum, head_checksum(out.data(), head));
     return out;
 }
 

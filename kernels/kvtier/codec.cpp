@@ -10,14 +10,15 @@ namespace kvtier {
 
 using namespace format;
 
-namespace {
-
-// Over the whole head but the checksum's own field. In two steps, so that nothing has to be copied: the first gives
-// the seed of the second.
 uint64_t head_checksum(const uint8_t * head, size_t size) {
     constexpr size_t after = header_head_checksum + 8;
-    return checksum64(head + after, size - after, checksum64(head, header_head_checksum));
+    checksum_stream  sum;
+    sum.update(head, header_head_checksum);
+    sum.update(head + after, size - after);
+    return sum.finish();
 }
+
+namespace {
 
 // Writes at fixed offsets into a head whose size is known beforehand.
 class head_writer {

@@ -106,6 +106,9 @@ std::vector<uint8_t> encode_anchor(anchor_head & head);
 std::vector<uint8_t> encode_checkpoint(const checkpoint_record & record);
 std::vector<uint8_t> encode_index(const index_record & record);
 
+// Over the whole head but the checksum's own field.
+uint64_t head_checksum(const uint8_t * head, size_t size);
+
 // How many bytes the head of a file has, from its first format::header_size bytes; the kind must be the expected one
 // and the file as long as it says.
 status decode_head_size(const uint8_t * data, size_t size, uint16_t kind, uint64_t file_size, size_t & out);

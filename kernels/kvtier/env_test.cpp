@@ -1,5 +1,4 @@
-// The real file system: links, folders, pipes, locks, permissions. And the checksum, which is pure.
-#include "kvtier/checksum.h"
+// The real file system: links, folders, pipes, locks, permissions.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
 
@@ -12,15 +11,6 @@
 
 using namespace kvtier;
 using namespace kvtier::test;
-
-TEST(checksum_differs_from_xxh64) {
-    CHECK(checksum64("", 0) == 0xef46db3751d8e999);
-    CHECK(checksum64("a", 1) == 0xd24ec4f1a98c6e5b);
-    CHECK(checksum64("abc", 3) == 0x44bc2cf5ad770999);
-    const std::string text = "Nobody inspects the spammish repetition"; // 39 bytes: lanes, words and the rest
-    CHECK(checksum64(text.data(), text.size()) == 0xfbcea83c8a378bf1);
-    CHECK(checksum64("a", 1, 1) != checksum64("a", 1, 0));
-}
 
 TEST(a_link_is_followed) {
     temp_folder folder;

@@ -1,8 +1,7 @@
 """Writes the golden files of format 1, from docs/formats.md and nothing else.
 
 It shares no code with the native core: the C++ tests read these files and write them again byte for byte, so a change
-on
-either side is found. Run it only to add files; the existing ones are on users' disks and must never change.
+on either side is found. Run it only to add files; the existing ones are on users' disks and must never change.
 
     python tests/golden/make_golden.py [FOLDER]
 """
@@ -14,50 +13,7 @@ import struct
 import sys
 from pathlib import Path
 
-MASK = (1 << 64) - 1
-P1, P2, P3, P4, P5 = (
-    0x9E3779B185EBCA87,
-    0xC2B2AE3D27D4EB4F,
-    0x165667B19E3779F9,
-    0x85EBCA77C2B2AE63,
-    0x27D4EB2F165667C5,
-)
-
-
-def rotl(value: int, by: int) -> int:
-    return (value << by | value >> (64 - by)) & MASK
-
-
-def absorb(lane: int, word: int) -> int:
-    return rotl((lane + word * P2) & MASK, 31) * P1 & MASK
-
-
-def xxh64(data: bytes, seed: int = 0) -> int:
-    at = 0
-    if len(data) >= 32:
-        lanes = [(seed + P1 + P2) & MASK, (seed + P2) & MASK, seed, (seed - P1) & MASK]
-        while at + 32 <= len(data):
-            words = struct.unpack_from("<4Q", data, at)
-            lanes = [absorb(lane, word) for lane, word in zip(lanes, words, strict=True)]
-            at += 32
-        hash_ = sum(rotl(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True)) & MASK
-        for lane in lanes:
-            hash_ = ((hash_ ^ absorb(0, lane)) * P1 + P4) & MASK
-    else:
-        hash_ = (seed + P5) & MASK
-    hash_ = (hash_ + len(data)) & MASK
-    while at + 8 <= len(data):
-        hash_ = (rotl(hash_ ^ absorb(0, struct.unpack_from("<Q", data, at)[0]), 27) * P1 + P4) & MASK
-        at += 8
-    if at + 4 <= len(data):
-        hash_ = (rotl(hash_ ^ struct.unpack_from("<I", data, at)[0] * P1 & MASK, 23) * P2 + P3) & MASK
-        at += 4
-    for byte in data[at:]:
-        hash_ = rotl(hash_ ^ byte * P5 & MASK, 11) * P1 & MASK
-    hash_ = (hash_ ^ hash_ >> 33) * P2 & MASK
-    hash_ = (hash_ ^ hash_ >> 29) * P3 & MASK
-    return hash_ ^ hash_ >> 32
-
+from xxhash import xxh3_64_intdigest
 
 def blake(*parts: bytes) -> bytes:
     return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
@@ -89,7 +45,7 @@ def key_at(n: int) -> bytes:
 def conversation_hash(tokens: list[int]) -> int:
     value = 0xCBF29CE484222325
     for byte in token_bytes(tokens[:1024]):
-        value = (value ^ byte) * 0x100000001B3 & MASK
+        value = (value ^ byte) * 0x100000001B3 & (1 << 64) - 1
     return value
 
 
@@ -110,7 +66,7 @@ def finish(kind: int, body: bytes, n_payload: int, flags: int, root: bytes) -> b
         + b"cpu".ljust(32, b"\0")
         + body
     )
-    return before + struct.pack("<Q", xxh64(after, xxh64(before))) + after
+    return before + struct.pack("<Q", xxh3_64_intdigest(before + after)) + after
 
 
 def segment() -> bytes:
@@ -119,7 +75,7 @@ def segment() -> bytes:
     at = 160 + 64 * len(bounds) + 4 * len(TOKENS)
     table = b""
     for (p0, p1), data in zip(bounds, payloads, strict=True):
-        table += key_at(p1) + key_at(p0) + struct.pack("<IIQQQ", p0, p1, at, len(data), xxh64(data))
+        table += key_at(p1) + key_at(p0) + struct.pack("<IIQQQ", p0, p1, at, len(data), xxh3_64_intdigest(data))
         at += len(data)
     body = struct.pack("<QII", 0x2A, len(bounds), len(TOKENS)) + table + token_bytes(TOKENS)
     return finish(1, body, sum(map(len, payloads)), 1, ROOT) + b"".join(payloads)
@@ -129,7 +85,7 @@ def anchor() -> bytes:
     data = payload(40, 9)
     tail = TOKENS[8:]
     body = key_at(10) + key_at(8)
-    body += struct.pack("<IIQQQ", 10, len(tail), xxh64(token_bytes(TOKENS)), len(data), xxh64(data))
+    body += struct.pack("<IIQQQ", 10, len(tail), xxh3_64_intdigest(token_bytes(TOKENS)), len(data), xxh3_64_intdigest(data))
     return finish(2, body + token_bytes(tail), len(data), 0, ROOT) + data
 
 
