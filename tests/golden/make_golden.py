@@ -15,6 +15,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_intdigest
 
+
 def blake(*parts: bytes) -> bytes:
     return hashlib.blake2b(b"".join(parts), digest_size=16).digest()
 
@@ -85,7 +86,9 @@ def anchor() -> bytes:
     data = payload(40, 9)
     tail = TOKENS[8:]
     body = key_at(10) + key_at(8)
-    body += struct.pack("<IIQQQ", 10, len(tail), xxh3_64_intdigest(token_bytes(TOKENS)), len(data), xxh3_64_intdigest(data))
+    body += struct.pack(
+        "<IIQQQ", 10, len(tail), xxh3_64_intdigest(token_bytes(TOKENS)), len(data), xxh3_64_intdigest(data)
+    )
     return finish(2, body + token_bytes(tail), len(data), 0, ROOT) + data
 
 
