@@ -1,5 +1,7 @@
 #include "kvtier/buffer.h"
 
+#include "kvtier/env.h"
+
 #include <algorithm>
 #include <list>
 #include <mutex>
@@ -14,14 +16,11 @@ namespace {
 
 using memory = buffer::memory;
 
-// The allocator is as good for anything smaller.
-constexpr size_t min_kept = size_t(1) << 20;
-
 // Large ones are laid out so that the system can back them with huge pages.
 constexpr size_t huge_page = size_t(2) << 20;
 
 memory allocate(size_t size) {
-    const size_t alignment = size < huge_page ? alignof(std::max_align_t) : huge_page;
+    const size_t alignment = size < buffer::min_large ? alignof(std::max_align_t) : size < huge_page ? block_size : huge_page;
     void *       bytes     = nullptr;
     if (::posix_memalign(&bytes, alignment, std::max<size_t>(size, 1)) != 0) {
         throw std::bad_alloc();
@@ -37,7 +36,7 @@ memory allocate(size_t size) {
 class recycler {
 public:
     memory take(size_t size) {
-        if (size >= min_kept) {
+        if (size >= buffer::min_large) { // the allocator is as good for anything smaller
             std::lock_guard<std::mutex> guard(mu);
             for (auto it = idle.rbegin(); it != idle.rend(); ++it) {
                 if (it->first == size) {
@@ -52,7 +51,7 @@ public:
     }
 
     void give(memory bytes, size_t size) {
-        if (size < min_kept) {
+        if (size < buffer::min_large) {
             return;
         }
         std::lock_guard<std::mutex> guard(mu);
@@ -83,10 +82,16 @@ recycler & the_recycler() {
 
 } // namespace
 
-buffer::buffer(size_t size) : bytes(the_recycler().take(size)), n(size) {}
+// The same for every place in a block, so that any buffer of this size can follow.
+static size_t with_whole_blocks(size_t size) {
+    return size < buffer::min_large ? size : (size + 2 * block_size - 1) / block_size * block_size;
+}
+
+buffer::buffer(size_t size, uint64_t file_offset)
+    : bytes(the_recycler().take(with_whole_blocks(size))), n(size), lead(size < min_large ? 0 : file_offset % block_size) {}
 
 buffer::~buffer() {
-    the_recycler().give(std::move(bytes), n);
+    the_recycler().give(std::move(bytes), with_whole_blocks(n));
 }
 
 size_t buffer::idle_bytes() {

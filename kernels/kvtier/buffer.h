@@ -6,6 +6,9 @@
 // Memory that the system hands out for the first time costs a page fault for every 4 KiB, which takes several times as
 // long as reading those bytes from a warm page cache. Large buffers therefore ask for huge pages, and freed ones are kept
 // for the next one of their size, up to max_idle_bytes in the whole process.
+//
+// Large buffers can be read into in whole blocks of a file (see env.h): the bytes then begin at the same place within a
+// block in memory as in the file, and what lies around them in their first and last block belongs to the buffer too.
 #pragma once
 
 #include <cstddef>
@@ -19,14 +22,16 @@ class buffer {
 public:
     static constexpr size_t max_idle_bytes = size_t(128) << 20;
 
-    explicit buffer(size_t size);
+    static constexpr size_t min_large      = size_t(1) << 20;
+
+    explicit buffer(size_t size, uint64_t file_offset = 0);
     ~buffer();
 
     buffer(const buffer &) = delete;
     buffer & operator=(const buffer &) = delete;
 
-    uint8_t *       data()       { return bytes.get(); }
-    const uint8_t * data() const { return bytes.get(); }
+    uint8_t *       data()       { return bytes.get() + lead; }
+    const uint8_t * data() const { return bytes.get() + lead; }
     size_t          size() const { return n; }
 
     // Freed memory that waits for the next buffer.
@@ -40,6 +45,7 @@ public:
 private:
     memory bytes;
     size_t n;
+    size_t lead; // bytes of the first block before data()
 };
 
 using blob = std::shared_ptr<const buffer>;

@@ -1,7 +1,9 @@
 // Freed memory is kept for the next buffer, but not without end and never handed out twice.
 #include "kvtier/buffer.h"
+#include "kvtier/env.h"
 #include "kvtier/testing.h"
 
+#include <cstring>
 #include <vector>
 
 using namespace kvtier;
@@ -18,6 +20,15 @@ TEST(a_buffer_of_the_same_size_is_new_memory) {
     buffer beside(3 * mib);
     CHECK(again.data() == first);
     CHECK(beside.data() != first);
+}
+
+TEST(a_buffer_lies_otherwise_in_its_block_than_its_bytes_in_the_file) {
+    for (uint64_t offset : { uint64_t(0), uint64_t(392), uint64_t(4095), uint64_t(1) << 40 | 77 }) {
+        buffer large(2 * mib, offset), small(100, offset);
+        CHECK(reinterpret_cast<uintptr_t>(large.data()) % block_size == offset % block_size);
+        std::memset(large.data(), 1, large.size());
+        std::memset(small.data(), 1, small.size());
+    }
 }
 
 TEST(idle_memory_grows_without_end) {

@@ -35,6 +35,9 @@ struct dir_entry {
     int64_t     modified_ms;
 };
 
+// Of every disk and file system we know of, a multiple of what direct reads ask for.
+constexpr size_t block_size = 4096;
+
 class readable_file {
 public:
     virtual ~readable_file() = default;
@@ -46,6 +49,14 @@ public:
 
     // Tells the kernel that these bytes are wanted soon. Only a hint.
     virtual void will_need(uint64_t offset, uint64_t size) const = 0;
+
+    // These bytes are about to be read with read_blocks: out of the page cache if they are there, else around it, which is
+    // faster for large reads and leaves the cache to others. From here on the file belongs to one thread. Gives true when
+    // the reads will wait for the disk.
+    virtual bool begin_blocks(uint64_t offset, uint64_t size) = 0;
+
+    // As read, in whole blocks: offset, address and size are multiples of block_size. Only the file's end may come earlier.
+    virtual status read_blocks(uint64_t offset, const span & part) = 0;
 };
 
 class writable_file {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -130,6 +131,99 @@ TEST(large_reads_and_writes_are_cut_wrongly) {
     CHECK(r->read(0, in.data(), in.size()).is_ok());
     CHECK(back == parts);
     CHECK(r->read(1, in.data(), in.size()).is_corrupt());
+}
+
+// As after a restart of the machine, where the file system can forget.
+static void drop_from_page_cache(const std::string & path) {
+#if defined(POSIX_FADV_DONTNEED)
+    const int fd = ::open(path.c_str(), O_RDONLY);
+    CHECK(fd >= 0 && ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
+    ::close(fd);
+#endif
+}
+
+static void drop_all_from_page_cache(const std::string & folder) {
+    std::vector<dir_entry> entries;
+    CHECK(posix_env().list_dir(folder, entries).is_ok());
+    for (const dir_entry & entry : entries) {
+        const std::string path = folder + "/" + entry.name;
+        entry.type == file_type::folder ? drop_all_from_page_cache(path) : drop_from_page_cache(path);
+    }
+}
+
+TEST(blocks_have_other_bytes_than_the_file) {
+    temp_folder          folder;
+    env &                e    = posix_env();
+    const std::string    path = folder.path + "/f";
+    std::vector<uint8_t> bytes(3 * (1 << 20) + 123);
+    random_source        r{ 1 };
+    for (uint8_t & b : bytes) {
+        b = static_cast<uint8_t>(r.next());
+    }
+    std::unique_ptr<writable_file> w;
+    const const_span               all = { bytes.data(), bytes.size() };
+    CHECK(e.create_file(path, w).is_ok() && w->append(&all, 1).is_ok() && w->sync().is_ok() && w->close().is_ok());
+    for (bool dropped : { false, true }) {
+        for (size_t step : { block_size, size_t(256) << 10, size_t(1) << 20, size_t(8) << 20 }) {
+            if (dropped) {
+                drop_from_page_cache(path);
+            }
+            std::unique_ptr<readable_file> file;
+            CHECK(e.open_file(path, file).is_ok());
+            const bool waits = file->begin_blocks(0, bytes.size());
+            CHECK(dropped || !waits);
+            buffer back(bytes.size()); // has room to the end of its last block
+            for (size_t at = 0; at < bytes.size(); at += step) {
+                const size_t end = (bytes.size() + block_size - 1) / block_size * block_size;
+                CHECK(file->read_blocks(at, { back.data() + at, std::min(step, end - at) }).is_ok());
+            }
+            CHECK(std::memcmp(back.data(), bytes.data(), bytes.size()) == 0);
+        }
+    }
+    for (bool dropped : { false, true }) {
+        std::unique_ptr<readable_file> file;
+        CHECK(e.open_file(path, file).is_ok());
+        if (dropped) {
+            drop_from_page_cache(path);
+        }
+        file->begin_blocks(0, file->size());
+        CHECK(::truncate(path.c_str(), 1 << 20) == 0);
+        buffer back(bytes.size());
+        CHECK(file->read_blocks(0, { back.data(), size_t(1) << 20 }).is_ok());
+        CHECK(file->read_blocks(0, { back.data(), size_t(2) << 20 }).is_corrupt());
+        CHECK(::truncate(path.c_str(), static_cast<off_t>(bytes.size())) == 0);
+    }
+}
+
+// Runs of more than a block and less, an anchor of several parts: at any place within a block, in and out of the page cache.
+TEST(large_state_comes_back_from_a_disk_as_another) {
+    for (size_t bytes_per_token : { size_t(100000), size_t(65536) }) {
+        temp_folder folder;
+        model       m;
+        m.bytes_per_token = bytes_per_token;
+        m.folded_size     = (size_t(17) << 20) + bytes_per_token % 4096;
+        store_options o = m.options();
+        o.root_dir = folder.path + "/cache";
+        const std::vector<token> tokens = random_tokens(1, 3 * m.page_size + 5);
+        CHECK(m.save(*open(posix_env(), o), tokens, 20).is_ok());
+        for (bool dropped : { false, true }) {
+            if (dropped) {
+                drop_all_from_page_cache(o.root_dir);
+            }
+            CHECK(m.restore(*open(posix_env(), o), tokens) == tokens.size());
+        }
+        const std::string      anchors = o.root_dir + "/" + hex(o.fingerprint) + "/anchors";
+        std::vector<dir_entry> files;
+        CHECK(posix_env().list_dir(anchors, files).is_ok() && files.size() == 1);
+        const int fd   = ::open((anchors + "/" + files[0].name).c_str(), O_RDWR);
+        char      last = 0;
+        CHECK(::pread(fd, &last, 1, static_cast<off_t>(files[0].size) - 1) == 1);
+        last ^= 1;
+        CHECK(::pwrite(fd, &last, 1, static_cast<off_t>(files[0].size) - 1) == 1 && ::fsync(fd) == 0);
+        ::close(fd);
+        drop_all_from_page_cache(o.root_dir);
+        CHECK(m.restore(*open(posix_env(), o), tokens) == 0);
+    }
 }
 
 TEST(names_take_what_they_did_not_give) {

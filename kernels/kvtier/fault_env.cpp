@@ -49,6 +49,13 @@ public:
     }
 
     void will_need(uint64_t, uint64_t) const override {}
+    bool begin_blocks(uint64_t, uint64_t) override { return false; }
+
+    status read_blocks(uint64_t offset, const span & part) override {
+        const uint64_t left = size() - std::min(offset, size());
+        const span     rest = { part.data, static_cast<size_t>(std::min<uint64_t>(part.size, left)) };
+        return read(offset, &rest, 1);
+    }
 
 private:
     fault_env &                            owner;

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/uio.h>
@@ -138,11 +139,70 @@ public:
 #endif
     }
 
+    bool begin_blocks(uint64_t offset, uint64_t size) override {
+        const bool cached = is_cached(offset, size);
+        if (cached || !set_direct(true)) {
+            will_need(offset, size);
+        }
+        return !cached;
+    }
+
+    status read_blocks(uint64_t offset, const span & part) override {
+        const uint64_t wanted = std::min<uint64_t>(part.size, n - std::min(offset, n));
+        const ssize_t  got    = transfer(&part, 1, [&](const iovec * vec, int n_vec, ssize_t done) {
+            const off_t at = static_cast<off_t>(offset) + done;
+            if (is_direct && at % static_cast<off_t>(block_size) != 0) {
+                set_direct(false); // after a short read: at the end of the file
+            }
+            const ssize_t now = ::preadv(fd.get(), vec, n_vec, at);
+            // Some file systems take the flag and then refuse the read.
+            return now < 0 && errno == EINVAL && is_direct && set_direct(false) ? ::preadv(fd.get(), vec, n_vec, at) : now;
+        });
+        if (got < 0) {
+            return from_errno(path, "read", errno);
+        }
+        if (static_cast<uint64_t>(got) < wanted) {
+            return status::corrupt(damage::truncated, path + ": ends before " + std::to_string(offset + wanted));
+        }
+        return status::ok();
+    }
+
     uint64_t n = 0; // set once, by open_file
 
 private:
+#if defined(O_DIRECT)
+    // Whether at least half of the bytes are in the page cache, as after a restart of the server alone.
+    bool is_cached(uint64_t offset, uint64_t size) const {
+        const uint64_t page   = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+        const uint64_t begin  = std::min(offset, n) / page * page;
+        const size_t   length = static_cast<size_t>(std::min(offset + size, n) - begin);
+        void *         mapped = length == 0 ? MAP_FAILED : ::mmap(nullptr, length, PROT_READ, MAP_SHARED, fd.get(), static_cast<off_t>(begin));
+        if (mapped == MAP_FAILED) {
+            return true;
+        }
+        std::vector<uint8_t> pages((length + page - 1) / page);
+        const bool           told = ::mincore(mapped, length, pages.data()) == 0;
+        ::munmap(mapped, length);
+        const auto n_cached = std::count_if(pages.begin(), pages.end(), [](uint8_t p) { return (p & 1) != 0; });
+        return !told || 2 * static_cast<size_t>(n_cached) >= pages.size();
+    }
+
+    bool set_direct(bool on) {
+        const int flags = ::fcntl(fd.get(), F_GETFL);
+        if (flags < 0 || ::fcntl(fd.get(), F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) != 0) {
+            return false;
+        }
+        is_direct = on;
+        return true;
+    }
+#else
+    static bool is_cached(uint64_t, uint64_t) { return true; }
+    static bool set_direct(bool) { return false; }
+#endif
+
     const std::string path;
     const descriptor  fd;
+    bool              is_direct = false;
 };
 
 class posix_writable : public writable_file {

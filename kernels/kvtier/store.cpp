@@ -157,12 +157,14 @@ struct read_task {
     uint64_t            bytes     = 0;
     uint64_t            owner     = 0;        // id of the segment
     bool                is_anchor = false;
+    bool                is_large  = false;    // is read in blocks
     std::vector<size_t> runs;                 // indices into match::runs
     status              result = status::ok();
 };
 
-constexpr uint64_t max_task_bytes = uint64_t(8) << 20; // large enough for any disk, small enough to share out evenly
-constexpr size_t   read_bytes     = size_t(256) << 10; // checked while it is still in the core's own cache
+constexpr uint64_t max_task_bytes = uint64_t(8) << 20;   // large enough for any disk, small enough to share out evenly
+constexpr uint64_t cached_bytes   = uint64_t(256) << 10; // of one read: checked while they are still in the core's own cache
+constexpr uint64_t disk_bytes     = uint64_t(1) << 20;   // the same where a disk is waited for
 
 // An anchor is large and has one checksum: threads read it in parts, and the one that ends last checks the whole.
 struct anchor_reading {
@@ -175,33 +177,53 @@ status mismatch(const std::string & path) {
     return status::corrupt(damage::bad_checksum, path + ": state does not match its checksum");
 }
 
-// Fills the buffer from the file and checks it on the way.
-status read_verified(const readable_file & file, const std::string & path, uint64_t offset, buffer & out, uint64_t expected) {
-    checksum_stream sum;
-    for (size_t done = 0; done < out.size();) {
-        const span part = { out.data() + done, std::min(read_bytes, out.size() - done) };
-        if (status got = file.read(offset + done, &part, 1); !got.is_ok()) {
+// Fills `to`, which is in a large buffer made for this place in the file, from the file. `seen` gets the bytes in order.
+template <typename Seen>
+status read_state(readable_file & file, uint64_t step, uint64_t offset, uint8_t * to, uint64_t size, const Seen & seen) {
+    const uint64_t end = offset + size;
+    for (uint64_t at = offset / block_size * block_size; at < end; at += step) {
+        const uint64_t until = std::min(at + step, (end + block_size - 1) / block_size * block_size);
+        const span     part  = { to + (static_cast<int64_t>(at) - static_cast<int64_t>(offset)), static_cast<size_t>(until - at) };
+        if (status got = file.read_blocks(at, part); !got.is_ok()) {
             return got;
         }
-        sum.update(part.data, part.size);
-        done += part.size;
+        const uint64_t first = std::max(at, offset);
+        seen(to + (first - offset), static_cast<size_t>(std::min(until, end) - first));
     }
-    return sum.finish() == expected ? status::ok() : mismatch(path);
+    return status::ok();
+}
+
+// Fills the buffer from the file and checks it on the way.
+status read_verified(readable_file & file, uint64_t step, const std::string & path, uint64_t offset, buffer & out,
+                     uint64_t expected) {
+    checksum_stream sum;
+    const auto      check = [&](const uint8_t * bytes, size_t size) { sum.update(bytes, size); };
+    status          got   = status::ok();
+    if (out.size() >= buffer::min_large) {
+        got = read_state(file, step, offset, out.data(), out.size(), check);
+    } else {
+        const span whole = { out.data(), out.size() };
+        got = file.read(offset, &whole, 1);
+        check(out.data(), out.size());
+    }
+    return !got.is_ok() ? got : sum.finish() == expected ? status::ok() : mismatch(path);
 }
 
 } // namespace
 
 static std::vector<read_task> read_tasks(const store_state & s, const match & m, const loaded_state & have) {
     std::vector<read_task> tasks;
-    // At least one part, also of nothing: an anchor that was not read is no anchor.
-    for (uint64_t done = 0; m.at != nullptr && have.anchor == nullptr && (done == 0 || done < m.at->payload_size);
-         done += max_task_bytes) {
+    // At least one part, also of nothing: an anchor that was not read is no anchor. No two parts share a block.
+    uint64_t done = 0;
+    while (m.at != nullptr && have.anchor == nullptr && (done == 0 || done < m.at->payload_size)) {
         read_task task;
         task.path      = names::join(names::join(s.folder_of(m.name_space), names::anchors), names::anchor(m.at->k));
         task.file_size = m.at->file_size;
         task.offset    = m.at->payload_offset + done;
-        task.bytes     = std::min(max_task_bytes, m.at->payload_size - done);
+        task.bytes     = std::min(max_task_bytes - task.offset % block_size, m.at->payload_size - done);
         task.is_anchor = true;
+        task.is_large  = m.at->payload_size >= buffer::min_large;
+        done += std::max<uint64_t>(task.bytes, 1);
         tasks.push_back(std::move(task));
     }
     for (size_t i = 0; i < m.runs.size(); i++) {
@@ -209,7 +231,9 @@ static std::vector<read_task> read_tasks(const store_state & s, const match & m,
         if (have.runs[i].data != nullptr) {
             continue;
         }
+        const bool is_large  = r.size >= buffer::min_large;
         const bool continues = !tasks.empty() && !tasks.back().is_anchor && tasks.back().owner == r.owner->id &&
+                               tasks.back().is_large == is_large &&
                                tasks.back().offset + tasks.back().bytes == r.offset &&
                                tasks.back().bytes + r.size <= max_task_bytes;
         if (!continues) {
@@ -218,6 +242,7 @@ static std::vector<read_task> read_tasks(const store_state & s, const match & m,
             task.file_size = r.owner->file_size;
             task.offset    = r.offset;
             task.owner     = r.owner->id;
+            task.is_large  = is_large;
             tasks.push_back(std::move(task));
         }
         tasks.back().bytes += r.size;
@@ -227,16 +252,13 @@ static std::vector<read_task> read_tasks(const store_state & s, const match & m,
 }
 
 // Of the anchor; the checksum is left to the last part.
-static status read_part(const readable_file & file, const match & m, const read_task & task, anchor_reading & anchor) {
-    for (uint64_t done = 0; done < task.bytes; done += read_bytes) {
-        const uint64_t at   = task.offset + done;
-        const span     part = { anchor.data->data() + (at - m.at->payload_offset),
-                                static_cast<size_t>(std::min<uint64_t>(read_bytes, task.bytes - done)) };
-        if (status got = file.read(at, &part, 1); !got.is_ok()) {
-            return got;
-        }
+static status read_part(readable_file & file, uint64_t step, const match & m, const read_task & task, anchor_reading & anchor) {
+    uint8_t * to = anchor.data->data() + (task.offset - m.at->payload_offset);
+    if (task.is_large) {
+        return read_state(file, step, task.offset, to, task.bytes, [](const uint8_t *, size_t) {});
     }
-    return status::ok();
+    const span whole = { to, static_cast<size_t>(task.bytes) };
+    return file.read(task.offset, &whole, 1);
 }
 
 static status run_task(store_state & s, const match & m, const read_task & task, anchor_reading & anchor, loaded_state & out) {
@@ -247,20 +269,35 @@ static status run_task(store_state & s, const match & m, const read_task & task,
     if (file->size() != task.file_size) {
         return status::corrupt(damage::truncated, task.path + ": has another size than when it was opened");
     }
-    file->will_need(task.offset, task.bytes);
+    uint64_t step = cached_bytes;
+    if (!task.is_large) {
+        file->will_need(task.offset, task.bytes);
+    } else if (file->begin_blocks(task.offset, task.bytes)) {
+        step = disk_bytes;
+    }
     s.count.bytes_read += task.bytes;
     if (task.is_anchor) {
-        return read_part(*file, m, task, anchor);
+        return read_part(*file, step, m, task, anchor);
     }
     for (size_t i : task.runs) {
         const run & r    = *m.runs[i].node;
-        const auto  data = std::make_shared<buffer>(r.size);
+        const auto  data = std::make_shared<buffer>(r.size, r.offset);
         out.runs[i].data = data;
-        if (status got = read_verified(*file, task.path, r.offset, *data, r.checksum); !got.is_ok()) {
+        if (status got = read_verified(*file, step, task.path, r.offset, *data, r.checksum); !got.is_ok()) {
             return got;
         }
     }
     return status::ok();
+}
+
+// As the task in the middle does.
+static bool waits_for_disk(const store_state & s, const std::vector<read_task> & tasks) {
+    if (tasks.empty() || !tasks[tasks.size() / 2].is_large) {
+        return false;
+    }
+    const read_task &              task = tasks[tasks.size() / 2];
+    std::unique_ptr<readable_file> file;
+    return s.e.open_file(task.path, file).is_ok() && file->begin_blocks(task.offset, task.bytes);
 }
 
 status store::load(const match & m, const token * tokens, size_t n_tokens, loaded_state & out) {
@@ -297,7 +334,7 @@ status store::load(const match & m, const token * tokens, size_t n_tokens, loade
     anchor.n_left = static_cast<size_t>(std::count_if(tasks.begin(), tasks.end(), [](const read_task & t) { return t.is_anchor; }));
     if (anchor.n_left > 0) {
         try {
-            anchor.data = std::make_shared<buffer>(m.at->payload_size);
+            anchor.data = std::make_shared<buffer>(m.at->payload_size, m.at->payload_offset);
         } catch (const std::bad_alloc &) {
             s.count.load_failures++;
             return status::io_error(tasks.front().path + ": out of memory for its state");
@@ -325,8 +362,10 @@ status store::load(const match & m, const token * tokens, size_t n_tokens, loade
             }
         }
     };
-    // More threads than cores would be in each other's way: what is not in memory yet, will_need fetches without them.
-    const size_t n_threads = std::min(s.options.n_read_threads, std::max(2u, std::thread::hardware_concurrency()));
+    // Threads that wait for a disk keep its queue filled. Where there is none to wait for, more of them than cores would be
+    // in each other's way.
+    const unsigned n_cores   = std::max(2u, std::thread::hardware_concurrency());
+    const size_t   n_threads = waits_for_disk(s, tasks) ? s.options.n_read_threads : std::min(s.options.n_read_threads, n_cores);
     std::vector<std::thread> helpers;
     for (size_t i = 1; i < std::min(tasks.size(), n_threads); i++) {
         helpers.emplace_back(work);

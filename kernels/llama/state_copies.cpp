@@ -19,11 +19,16 @@
 #include <thread>
 #include <tuple>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace state_rows {
 
-static constexpr size_t   LEAST_SHARED  = 1u << 20;  // bytes that are worth a thread
-static constexpr size_t   STAGE_BYTES   = 16u << 20; // one is filled or emptied while the device works on the other
-static constexpr unsigned STAGE_THREADS = 4;
+static constexpr size_t   LEAST_SHARED   = 1u << 20;  // bytes that are worth a thread
+static constexpr size_t   LEAST_STREAMED = 4u << 10;  // bytes of a piece that are worth going past the caches
+static constexpr size_t   STAGE_BYTES    = 16u << 20; // one is filled or emptied while the device works on the other
+static constexpr unsigned STAGE_THREADS  = 4;
 
 static bool is_in_host_memory(const ggml_tensor * t) {
     return ggml_backend_buffer_is_host(t->view_src ? t->view_src->buffer : t->buffer);
@@ -50,9 +55,34 @@ static void at_once(unsigned n, const Work & work) {
     }
 }
 
+// Past the processor's caches, where that can be said: an ordinary store first reads what is in its place, and nobody asks for
+// these bytes before the next batch.
+static void copy_past_caches(uint8_t * to, const uint8_t * from, size_t size) {
+#if defined(__SSE2__)
+    if (size >= LEAST_STREAMED) {
+        const size_t head = -(uintptr_t) to % sizeof(__m128i);
+        memcpy(to, from, head);
+        size_t done = head;
+        for (; done + 4*sizeof(__m128i) <= size; done += 4*sizeof(__m128i)) {
+            const __m128i * in  = (const __m128i *) (from + done);
+            __m128i *       out = (__m128i *) (to + done);
+            const __m128i a = _mm_loadu_si128(in), b = _mm_loadu_si128(in + 1), c = _mm_loadu_si128(in + 2), d = _mm_loadu_si128(in + 3);
+            _mm_stream_si128(out,     a);
+            _mm_stream_si128(out + 1, b);
+            _mm_stream_si128(out + 2, c);
+            _mm_stream_si128(out + 3, d);
+        }
+        _mm_sfence();
+        memcpy(to + done, from + done, size - done);
+        return;
+    }
+#endif
+    memcpy(to, from, size);
+}
+
 static void move(copies::direction dir, uint8_t * in_tensor, uint8_t * in_host, size_t size) {
     if (dir == copies::TO_TENSOR) {
-        memcpy(in_tensor, in_host, size);
+        copy_past_caches(in_tensor, in_host, size);
     } else {
         memcpy(in_host, in_tensor, size);
     }

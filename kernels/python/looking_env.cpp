@@ -31,6 +31,14 @@ public:
     }
 
     void will_need(uint64_t offset, uint64_t size) const override { file->will_need(offset, size); }
+    bool begin_blocks(uint64_t offset, uint64_t size) override { return file->begin_blocks(offset, size); }
+
+    status read_blocks(uint64_t offset, const kvtier::span & part) override {
+        if (status s = e.see(path, part.size); !s.is_ok()) {
+            return s;
+        }
+        return file->read_blocks(offset, part);
+    }
 
 private:
     looking_env &                          e;
