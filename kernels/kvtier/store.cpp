@@ -198,15 +198,18 @@ status read_verified(readable_file & file, uint64_t step, const std::string & pa
                      uint64_t expected) {
     checksum_stream sum;
     const auto      check = [&](const uint8_t * bytes, size_t size) { sum.update(bytes, size); };
-    status          got   = status::ok();
     if (out.size() >= buffer::min_large) {
-        got = read_state(file, step, offset, out.data(), out.size(), check);
+        if (status got = read_state(file, step, offset, out.data(), out.size(), check); !got.is_ok()) {
+            return got;
+        }
     } else {
         const span whole = { out.data(), out.size() };
-        got = file.read(offset, &whole, 1);
+        if (status got = file.read(offset, &whole, 1); !got.is_ok()) {
+            return got;
+        }
         check(out.data(), out.size());
     }
-    return !got.is_ok() ? got : sum.finish() == expected ? status::ok() : mismatch(path);
+    return sum.finish() == expected ? status::ok() : mismatch(path);
 }
 
 } // namespace
