@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import interrupt
 from benchmarks.limits import forget
 from benchmarks.peers import Answer, Message, Peer, PeerError, Remote, Server, SlotServer
 from benchmarks.progress import RunProgress
@@ -125,6 +126,7 @@ class Bench:
         **extra: Any,
     ) -> Answer:
         """One answer, recorded. What has to be restored by hand is, and counts into the time to the first token."""
+        interrupt.check()
         self.progress.say(f"{self.model.name}: {self.room.folder.name}, {label}, {peer.name}")
         by_hand = peer.bring_back(conversation) if conversation else 0.0
         answer = peer.chat(messages, max_tokens, **extra)

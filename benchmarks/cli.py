@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import click
 
 from benchmarks import compare as comparing
-from benchmarks import plots, report
+from benchmarks import interrupt, plots, report
 from benchmarks.bench import SIZES, SLOTS, UPSTREAM, Options
 from benchmarks.results import model_folders
 from benchmarks.run import INTERRUPTED, Request, run
@@ -179,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cut = words.index("--") if "--" in words else len(words)
     call = Invocation(tuple(words), tuple(words[cut + 1 :]))
     # A polite kill ends like Ctrl-C: servers are stopped, and what is done is kept.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt.heed()
     try:
         cli.main(with_default(words[:cut]), prog_name="benchmark", standalone_mode=False, obj=call)
     except UserError as error:

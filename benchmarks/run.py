@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from benchmarks import interrupt, machine, plots, report
 from benchmarks import limits as machine_limits
-from benchmarks import machine, plots, report
 from benchmarks.bench import OURS, SLOTS, UPSTREAM, Bench, Options, context_for
 from benchmarks.progress import RunProgress
 from benchmarks.results import SCHEMA, SUMMARY, Result, file_name, new_result, new_run_folder, write_json
@@ -170,6 +170,7 @@ def _play(bench: Bench, summary: dict[str, Any], name: str) -> None:
     noise = result["noise"] = {"before": machine.noise()}
     try:
         scenario.play(bench, result)
+        interrupt.check()
         result["status"] = "complete"
     except UserError as error:
         result["status"] = "failed"

@@ -1,0 +1,37 @@
+"""Ctrl-C that is not lost.
+
+Python drops a KeyboardInterrupt that comes up while it forks or collects garbage, with a note on stderr that it did.
+The request to stop is therefore kept, and made again before the next step.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+_asked = False
+
+
+def heed() -> None:
+    """From now on Ctrl-C and SIGTERM end the run."""
+    signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, _stop)
+    sys.unraisablehook = _note
+
+
+def check() -> None:
+    if _asked:
+        raise KeyboardInterrupt
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    global _asked
+    _asked = True
+    raise KeyboardInterrupt
+
+
+def _note(unraisable: sys.UnraisableHookArgs) -> None:
+    if unraisable.exc_type is not KeyboardInterrupt:  # that one is kept
+        sys.__unraisablehook__(unraisable)
