@@ -19,6 +19,9 @@ static const char ROUTER_NAME[] = "ffn_moe_topk-";
 // a view into the pack and the copy into it
 static constexpr size_t NODES_PER_ROUTER = 2;
 
+// Routers sort all experts and use the first few. For up to that many tokens it is cheaper to keep and fetch them all.
+static constexpr int64_t MAX_PLACED_TOKENS = 8;
+
 // Graphs whose choices may wait to be counted. A long prompt is many graphs, and only its last one is waited for.
 static constexpr size_t MAX_WAITING = 16;
 
@@ -47,19 +50,15 @@ llama_expert_counter::router_list llama_expert_counter::find_routers(llm_graph_r
         // a layer that routes twice chooses among the same experts for the same tokens: the first choice is the one that counts
         const bool seen = std::any_of(found.begin(), found.end(), [&](const router & r) { return r.layer == layer; });
         if (layer >= 0 && layer < (int32_t) model->hparams.n_layer_all && !seen) {
-            found.push_back({ layer, node, 0, 0, node->ne[1], node->ne[0] });
+            ggml_tensor * sorted = node->view_src ? node->view_src : node;
+            const bool    ours   = sorted->op != GGML_OP_NONE && !sorted->data && ggml_is_contiguous(sorted);
+            found.push_back({ layer, node, ours ? sorted : nullptr, node->ne[1], node->ne[0] });
         }
     }
     return found;
 }
 
-// The pack on the layer's own device, or in main memory where the device cannot copy such numbers.
-size_t llama_expert_counter::pack_of(const router & router, ggml_context * graph_context) {
-    ggml_backend_dev_t device = model->dev_layer(router.layer);
-    ggml_tensor *      probe  = ggml_cpy(graph_context, router.chosen, ggml_dup_tensor(graph_context, router.chosen));
-    if (!ggml_backend_dev_supports_op(device, probe)) {
-        device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    }
+size_t llama_expert_counter::pack_of(ggml_backend_dev_t device) {
     for (size_t i = 0; i < packs.size(); ++i) {
         if (packs[i].device == device) {
             return i;
@@ -95,42 +94,87 @@ bool llama_expert_counter::reserve(pack & pack, ggml_backend_sched_t sched) {
     return true;
 }
 
+bool llama_expert_counter::placeable(const router_list & found) const {
+    return std::all_of(found.begin(), found.end(), [&](const router & r) {
+        ggml_backend_dev_t device = model->dev_layer(r.layer);
+        return r.n_tokens <= MAX_PLACED_TOKENS && r.sorted && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_META &&
+               ggml_backend_dev_supports_op(device, r.sorted);
+    });
+}
+
+// When an answer is decoded, the routers themselves write into the pack, and nothing is added to the graph.
+// To start forty tiny copies takes a large device as long as a fiftieth of a token.
+bool llama_expert_counter::place(router_list & found, ggml_backend_sched_t sched) {
+    for (auto & router : found) {
+        router.pack = pack_of(model->dev_layer(router.layer));
+        pack & to   = packs[router.pack];
+        const size_t unit = ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(to.device)) / sizeof(int32_t);
+        to.used       = GGML_PAD(to.used, (int64_t) std::max<size_t>(unit, 1));
+        router.offset = to.used;
+        router.stride = router.chosen->nb[1] / sizeof(int32_t);
+        to.used      += ggml_nelements(router.sorted);
+    }
+    for (auto & pack : packs) {
+        if (!reserve(pack, sched)) {
+            return false;
+        }
+    }
+    for (auto & router : found) {
+        const pack & to = packs[router.pack];
+        if (ggml_backend_tensor_alloc(to.buffer.get(), router.sorted, (int32_t *) to.ids->data + router.offset) != GGML_STATUS_SUCCESS) {
+            return false;
+        }
+        router.offset += (int64_t) (router.chosen->view_offs / sizeof(int32_t));
+    }
+    return true;
+}
+
+// At the graph's end, not where the ids are chosen: backends fuse the router's steps when they follow one another.
+bool llama_expert_counter::copy(router_list & found, llm_graph_result & graph, ggml_backend_sched_t sched) {
+    ggml_cgraph *  gf  = graph.get_gf();
+    ggml_context * ctx = graph.get_ctx();
+
+    // twice: two tensors per router are made to ask with
+    const size_t n_nodes = found.size() * NODES_PER_ROUTER;
+    if (ggml_graph_n_nodes(gf) + (int) n_nodes > ggml_graph_size(gf) ||
+        ggml_used_mem(ctx) + 2 * n_nodes * ggml_tensor_overhead() > ggml_get_mem_size(ctx)) {
+        return false;
+    }
+    for (auto & router : found) {
+        // in main memory where the device cannot copy such numbers
+        ggml_backend_dev_t device = model->dev_layer(router.layer);
+        if (!ggml_backend_dev_supports_op(device, ggml_cpy(ctx, router.chosen, ggml_dup_tensor(ctx, router.chosen)))) {
+            device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+        }
+        router.pack   = pack_of(device);
+        router.offset = packs[router.pack].used;
+        router.stride = router.n_used;
+        packs[router.pack].used += router.n_used * router.n_tokens;
+    }
+    for (auto & pack : packs) {
+        if (!reserve(pack, sched)) {
+            return false;
+        }
+    }
+    for (const auto & router : found) {
+        ggml_tensor * dst = ggml_view_2d(ctx, packs[router.pack].ids, router.n_used, router.n_tokens,
+                                         router.stride * sizeof(int32_t), router.offset * sizeof(int32_t));
+        ggml_build_forward_expand(gf, ggml_cpy(ctx, router.chosen, dst));
+    }
+    return true;
+}
+
 void llama_expert_counter::extend(llm_graph_result & graph, ggml_backend_sched_t sched) {
     routers.reset();
     if (!active) {
         return;
     }
-    ggml_cgraph *  gf    = graph.get_gf();
-    ggml_context * ctx   = graph.get_ctx();
-    router_list    found = find_routers(graph);
-
-    // twice: pack_of makes two tensors to ask with
-    const size_t n_nodes = found.size() * NODES_PER_ROUTER;
-    if (ggml_graph_n_nodes(gf) + (int) n_nodes > ggml_graph_size(gf) ||
-        ggml_used_mem(ctx) + 2 * n_nodes * ggml_tensor_overhead() > ggml_get_mem_size(ctx)) {
-        return give_up("the graph has no room for it");
-    }
-
+    router_list found = find_routers(graph);
     for (auto & pack : packs) {
         pack.used = 0;
     }
-    for (auto & router : found) {
-        router.pack   = pack_of(router, ctx);
-        router.offset = packs[router.pack].used;
-        packs[router.pack].used += router.n_used * router.n_tokens;
-    }
-    for (auto & pack : packs) {
-        if (!reserve(pack, sched)) {
-            return give_up("no memory for it");
-        }
-    }
-
-    // At the graph's end, not where the ids are chosen: backends fuse the router's steps when they follow one another.
-    for (const auto & router : found) {
-        ggml_tensor * ids = packs[router.pack].ids;
-        ggml_tensor * dst = ggml_view_2d(ctx, ids, router.n_used, router.n_tokens, router.n_used * sizeof(int32_t),
-                                         router.offset * sizeof(int32_t));
-        ggml_build_forward_expand(gf, ggml_cpy(ctx, router.chosen, dst));
+    if (placeable(found) ? !place(found, sched) : !copy(found, graph, sched)) {
+        return give_up("there is no memory, or no room in the graph");
     }
     routers = std::make_shared<const router_list>(std::move(found));
 }
@@ -174,9 +218,11 @@ void llama_expert_counter::count() {
             const pack &    from  = packs[router.pack];
             const int32_t * ids   = from.host + from.capacity * (int64_t) i + router.offset;
             uint64_t *      layer = counts.data() + static_cast<size_t>(router.layer) * n_expert;
-            for (int64_t id = 0; id < router.n_used * router.n_tokens; ++id) {
-                if (ids[id] >= 0 && ids[id] < (int32_t) n_expert) {
-                    layer[ids[id]]++;
+            for (int64_t i_token = 0; i_token < router.n_tokens; ++i_token, ids += router.stride) {
+                for (int64_t used = 0; used < router.n_used; ++used) {
+                    if (ids[used] >= 0 && ids[used] < (int32_t) n_expert) {
+                        layer[ids[used]]++;
+                    }
                 }
             }
             layer_tokens[static_cast<size_t>(router.layer)] += static_cast<uint64_t>(router.n_tokens);

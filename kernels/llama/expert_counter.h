@@ -19,7 +19,7 @@ public:
     // Evaluating thread: tracking was turned on or off since the last graph was built, so that it must be built anew.
     bool toggled(const llama_model & model);
 
-    // Evaluating thread: a graph was built and not yet allocated. Adds the copies of what its routers choose.
+    // Evaluating thread: a graph was built and not yet allocated. Sees to it that what its routers choose is kept.
     void extend(llm_graph_result & graph, ggml_backend_sched_t sched);
 
     // Evaluating thread: the graph is being computed. Asks for what its routers chose, without waiting.
@@ -49,10 +49,12 @@ private:
     struct router {
         int32_t       layer;
         ggml_tensor * chosen; // ids, [experts used, tokens]; the graph's
-        size_t        pack;
-        int64_t       offset; // in the pack
+        ggml_tensor * sorted; // what `chosen` is a part of, often all experts in order; null: not the graph's to place
         int64_t       n_tokens;
         int64_t       n_used;
+        size_t        pack   = 0;
+        int64_t       offset = 0; // in the pack
+        int64_t       stride = 0; // there, between tokens
     };
     using router_list = std::vector<router>;
 
@@ -62,8 +64,11 @@ private:
     };
 
     router_list find_routers(llm_graph_result & graph) const;
-    size_t      pack_of(const router & router, ggml_context * graph_context);
+    size_t      pack_of(ggml_backend_dev_t device);
     bool        reserve(pack & pack, ggml_backend_sched_t sched);
+    bool        placeable(const router_list & found) const;
+    bool        place(router_list & found, ggml_backend_sched_t sched);
+    bool        copy(router_list & found, llm_graph_result & graph, ggml_backend_sched_t sched);
     void        give_up(const char * why);
 
     std::atomic<bool>                  wanted{ false };
