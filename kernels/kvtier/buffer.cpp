@@ -16,7 +16,6 @@ namespace {
 
 using memory = buffer::memory;
 
-// Large ones are laid out so that the system can back them with huge pages.
 constexpr size_t huge_page = size_t(2) << 20;
 
 memory allocate(size_t size) {
@@ -82,16 +81,26 @@ recycler & the_recycler() {
 
 } // namespace
 
-// The same for every place in a block, so that any buffer of this size can follow.
-static size_t with_whole_blocks(size_t size) {
-    return size < buffer::min_large ? size : (size + 2 * block_size - 1) / block_size * block_size;
+// Of large ones whole blocks, and so many for every place in a block that any buffer of this size can follow. What would fill
+// half a huge page or more gets a whole one: a disk writes into one piece of memory faster than into hundreds.
+static size_t memory_of(size_t size) {
+    if (size < buffer::min_large) {
+        return size;
+    }
+    const size_t blocks = (size + 2 * block_size - 1) / block_size * block_size;
+    const size_t rest   = blocks % huge_page;
+    return rest < huge_page / 2 ? blocks : blocks - rest + huge_page;
 }
 
 buffer::buffer(size_t size, uint64_t file_offset)
-    : bytes(the_recycler().take(with_whole_blocks(size))), n(size), lead(size < min_large ? 0 : file_offset % block_size) {}
+    : bytes(the_recycler().take(memory_of(size))), n(size), lead(size < min_large ? 0 : file_offset % block_size) {}
 
 buffer::~buffer() {
-    the_recycler().give(std::move(bytes), with_whole_blocks(n));
+    the_recycler().give(std::move(bytes), memory_of(n));
+}
+
+size_t buffer::memory_size() const {
+    return memory_of(n);
 }
 
 size_t buffer::idle_bytes() {

@@ -21,7 +21,6 @@ namespace kvtier {
 class buffer {
 public:
     static constexpr size_t max_idle_bytes = size_t(128) << 20;
-
     static constexpr size_t min_large      = size_t(1) << 20;
 
     explicit buffer(size_t size, uint64_t file_offset = 0);
@@ -33,6 +32,9 @@ public:
     uint8_t *       data()       { return bytes.get() + lead; }
     const uint8_t * data() const { return bytes.get() + lead; }
     size_t          size() const { return n; }
+
+    // What it takes of the machine's.
+    size_t memory_size() const;
 
     // Freed memory that waits for the next buffer.
     static size_t idle_bytes();

@@ -31,6 +31,14 @@ TEST(a_buffer_lies_otherwise_in_its_block_than_its_bytes_in_the_file) {
     }
 }
 
+TEST(memory_of_a_buffer_is_less_than_it_needs_or_far_more) {
+    for (size_t size : { mib - 1, mib, 3 * mib - 1, 3 * mib, 5 * mib + 392, 6 * mib - 1, 40 * mib + 4096 }) {
+        const size_t taken = buffer(size, 4095).memory_size();
+        CHECK(taken >= size + (size < buffer::min_large ? 0 : 4095));
+        CHECK(taken <= size + mib + 2 * block_size);
+    }
+}
+
 TEST(idle_memory_grows_without_end) {
     {
         std::vector<std::unique_ptr<buffer>> many;

@@ -9,9 +9,9 @@ static uint64_t idle(uint64_t now, uint64_t last) {
 }
 
 ram_tier::entries::iterator ram_tier::drop(entries::iterator it) {
-    bytes_ -= it->data->size();
+    bytes_ -= it->data->memory_size();
     uint64_t & held = by_name_space[it->name_space];
-    held -= it->data->size();
+    held -= it->data->memory_size();
     if (held == 0) {
         by_name_space.erase(it->name_space);
     }
@@ -48,7 +48,7 @@ bool ram_tier::put(object_kind kind, const key & name_space, const key & k, blob
         used.splice(used.begin(), used, found->second);
         return true;
     }
-    const uint64_t size = data->size();
+    const uint64_t size = data->memory_size();
     if (size > budget_) {
         return false;
     }
