@@ -79,7 +79,7 @@ bool llama_expert_counter::reserve(pack & pack, ggml_backend_sched_t sched) {
     pack.host_buffer.reset();
     pack.capacity = 0;
     pack.context.reset(ggml_init({ ggml_tensor_overhead(), nullptr, /*.no_alloc =*/ true }));
-    pack.ids = ggml_new_tensor_1d(pack.context.get(), GGML_TYPE_I32, pack.used);
+    pack.ids = ggml_new_tensor_1d(pack.context.get(), GGML_TYPE_F32, pack.used);
     ggml_set_name(pack.ids, "expert_ids");
     pack.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(pack.context.get(), ggml_backend_dev_buffer_type(pack.device)));
 
@@ -89,7 +89,7 @@ bool llama_expert_counter::reserve(pack & pack, ggml_backend_sched_t sched) {
     if (!pack.buffer || !pack.host_buffer || !ggml_backend_buffer_is_host(pack.host_buffer.get())) {
         return false;
     }
-    pack.host     = (int32_t *) ggml_backend_buffer_get_base(pack.host_buffer.get());
+    pack.host     = (uint8_t *) ggml_backend_buffer_get_base(pack.host_buffer.get());
     pack.capacity = pack.used;
     return true;
 }
@@ -121,7 +121,7 @@ bool llama_expert_counter::place(router_list & found, ggml_backend_sched_t sched
     }
     for (auto & router : found) {
         const pack & to = packs[router.pack];
-        if (ggml_backend_tensor_alloc(to.buffer.get(), router.sorted, (int32_t *) to.ids->data + router.offset) != GGML_STATUS_SUCCESS) {
+        if (ggml_backend_tensor_alloc(to.buffer.get(), router.sorted, (float *) to.ids->data + router.offset) != GGML_STATUS_SUCCESS) {
             return false;
         }
         router.offset += (int64_t) (router.chosen->view_offs / sizeof(int32_t));
@@ -129,7 +129,8 @@ bool llama_expert_counter::place(router_list & found, ggml_backend_sched_t sched
     return true;
 }
 
-// At the graph's end, not where the ids are chosen: backends fuse the router's steps when they follow one another.
+// At the graph's end, not where the ids are chosen: backends fuse the router's steps when they follow one another. As floats:
+// CUDA copies short rows of one type with an engine that takes ten times as long as a kernel does.
 bool llama_expert_counter::copy(router_list & found, llm_graph_result & graph, ggml_backend_sched_t sched) {
     ggml_cgraph *  gf  = graph.get_gf();
     ggml_context * ctx = graph.get_ctx();
@@ -143,12 +144,14 @@ bool llama_expert_counter::copy(router_list & found, llm_graph_result & graph, g
     for (auto & router : found) {
         // in main memory where the device cannot copy such numbers
         ggml_backend_dev_t device = model->dev_layer(router.layer);
-        if (!ggml_backend_dev_supports_op(device, ggml_cpy(ctx, router.chosen, ggml_dup_tensor(ctx, router.chosen)))) {
+        ggml_tensor *      probe  = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, router.n_used, router.n_tokens);
+        if (!ggml_backend_dev_supports_op(device, ggml_cpy(ctx, router.chosen, probe))) {
             device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
         }
-        router.pack   = pack_of(device);
-        router.offset = packs[router.pack].used;
-        router.stride = router.n_used;
+        router.pack      = pack_of(device);
+        router.offset    = packs[router.pack].used;
+        router.stride    = router.n_used;
+        router.as_floats = true;
         packs[router.pack].used += router.n_used * router.n_tokens;
     }
     for (auto & pack : packs) {
@@ -158,7 +161,7 @@ bool llama_expert_counter::copy(router_list & found, llm_graph_result & graph, g
     }
     for (const auto & router : found) {
         ggml_tensor * dst = ggml_view_2d(ctx, packs[router.pack].ids, router.n_used, router.n_tokens,
-                                         router.stride * sizeof(int32_t), router.offset * sizeof(int32_t));
+                                         router.stride * sizeof(float), router.offset * sizeof(float));
         ggml_build_forward_expand(gf, ggml_cpy(ctx, router.chosen, dst));
     }
     return true;
@@ -188,8 +191,8 @@ void llama_expert_counter::collect(ggml_backend_sched_t sched, uint32_t n_tokens
         count();
     }
     for (auto & pack : packs) {
-        int32_t *    place = pack.host + pack.capacity * (int64_t) waiting.size();
-        const size_t size  = static_cast<size_t>(pack.used) * sizeof(int32_t);
+        uint8_t *    place = pack.host + waiting.size() * pack.capacity * sizeof(float);
+        const size_t size  = static_cast<size_t>(pack.used) * sizeof(float);
         if (size == 0) {
             continue;
         }
@@ -201,6 +204,17 @@ void llama_expert_counter::collect(ggml_backend_sched_t sched, uint32_t n_tokens
         }
     }
     waiting.push_back({ routers, n_tokens_evaluated });
+}
+
+template <typename id_type>
+static void count_ids(const id_type * ids, int64_t n_tokens, int64_t n_used, int64_t stride, uint64_t * counts, uint32_t n_expert) {
+    for (int64_t i_token = 0; i_token < n_tokens; ++i_token, ids += stride) {
+        for (int64_t i_used = 0; i_used < n_used; ++i_used) {
+            if (ids[i_used] >= 0 && ids[i_used] < (id_type) n_expert) {
+                counts[(size_t) ids[i_used]]++;
+            }
+        }
+    }
 }
 
 void llama_expert_counter::count() {
@@ -215,15 +229,13 @@ void llama_expert_counter::count() {
     for (size_t i = 0; i < waiting.size(); ++i) {
         n_tokens += waiting[i].n_tokens;
         for (const auto & router : *waiting[i].routers) {
-            const pack &    from  = packs[router.pack];
-            const int32_t * ids   = from.host + from.capacity * (int64_t) i + router.offset;
-            uint64_t *      layer = counts.data() + static_cast<size_t>(router.layer) * n_expert;
-            for (int64_t i_token = 0; i_token < router.n_tokens; ++i_token, ids += router.stride) {
-                for (int64_t used = 0; used < router.n_used; ++used) {
-                    if (ids[used] >= 0 && ids[used] < (int32_t) n_expert) {
-                        layer[ids[used]]++;
-                    }
-                }
+            const pack & from = packs[router.pack];
+            const auto * ids  = from.host + (i * from.capacity + router.offset) * sizeof(float);
+            uint64_t *   to   = counts.data() + static_cast<size_t>(router.layer) * n_expert;
+            if (router.as_floats) {
+                count_ids((const float *) ids, router.n_tokens, router.n_used, router.stride, to, n_expert);
+            } else {
+                count_ids((const int32_t *) ids, router.n_tokens, router.n_used, router.stride, to, n_expert);
             }
             layer_tokens[static_cast<size_t>(router.layer)] += static_cast<uint64_t>(router.n_tokens);
         }

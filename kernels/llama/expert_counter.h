@@ -39,11 +39,11 @@ private:
         ggml_backend_dev_t      device;
         ggml_context_ptr        context;
         ggml_backend_buffer_ptr buffer;
-        ggml_tensor *           ids      = nullptr;
+        ggml_tensor *           ids      = nullptr; // as router::as_floats says
         int64_t                 capacity = 0;
         int64_t                 used     = 0;
         ggml_backend_buffer_ptr host_buffer; // of the kind that the device writes to by itself
-        int32_t *               host = nullptr; // places for several graphs
+        uint8_t *               host = nullptr; // places for several graphs
     };
 
     struct router {
@@ -52,9 +52,10 @@ private:
         ggml_tensor * sorted; // what `chosen` is a part of, often all experts in order; null: not the graph's to place
         int64_t       n_tokens;
         int64_t       n_used;
-        size_t        pack   = 0;
-        int64_t       offset = 0; // in the pack
-        int64_t       stride = 0; // there, between tokens
+        size_t        pack      = 0;
+        int64_t       offset    = 0; // in the pack
+        int64_t       stride    = 0; // there, between tokens
+        bool          as_floats = false;
     };
     using router_list = std::vector<router>;
 
