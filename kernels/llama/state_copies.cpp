@@ -28,7 +28,7 @@ namespace state_rows {
 static constexpr size_t   LEAST_SHARED   = 1u << 20;  // bytes that are worth a thread
 static constexpr size_t   LEAST_STREAMED = 4u << 10;  // bytes of a piece that are worth going past the caches
 static constexpr size_t   STAGE_BYTES    = 16u << 20; // one is filled or emptied while the device works on the other
-static constexpr unsigned STAGE_THREADS  = 8;
+static constexpr unsigned STAGE_THREADS  = 4;
 
 static bool is_in_host_memory(const ggml_tensor * t) {
     return ggml_backend_buffer_is_host(t->view_src ? t->view_src->buffer : t->buffer);
