@@ -75,7 +75,7 @@ def measure_reading(folder: Path, n_bytes: int) -> dict[str, Any]:
     """Sequential reads of files like those of the cache, and the same by several readers at once.
 
     Each file is read once, as a restore reads what was written before a restart: a disk, or the host of a virtual one,
-    may hand out what it has handed out before twice as fast.
+    may hand out faster what it has handed out before.
     """
     size = max(LEAST_BYTES, min(MOST_BYTES, n_bytes)) // CHUNK * CHUNK
     noise = [os.urandom(CHUNK) for _ in range(16)]  # some disks and file systems compress

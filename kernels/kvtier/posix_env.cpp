@@ -190,8 +190,8 @@ private:
         return !told || 2 * static_cast<size_t>(n_cached) >= pages.size();
     }
 
-    // Memory that is used for the first time is made now. A direct read would do it too, but under a lock of the whole
-    // process, in which its threads then wait for one another instead of for the disk.
+    // Memory that is used for the first time is made now. A direct read would do it too, but with many threads it is slower by
+    // a half, presumably because it holds a lock of the whole process meanwhile.
     static void touch(const span & part) {
         for (size_t at = 0; at < part.size; at += block_size) {
             static_cast<volatile uint8_t *>(part.data)[at] = 0;

@@ -103,7 +103,7 @@ bool llama_expert_counter::placeable(const router_list & found) const {
 }
 
 // When an answer is decoded, the routers themselves write into the pack, and nothing is added to the graph.
-// To start forty tiny copies takes a large device as long as a fiftieth of a token.
+// With a copy per layer, tracking took 1 to 2 % of a token on a large device.
 bool llama_expert_counter::place(router_list & found, ggml_backend_sched_t sched) {
     for (auto & router : found) {
         router.pack = pack_of(model->dev_layer(router.layer));
@@ -130,7 +130,7 @@ bool llama_expert_counter::place(router_list & found, ggml_backend_sched_t sched
 }
 
 // At the graph's end, not where the ids are chosen: backends fuse the router's steps when they follow one another. As floats:
-// CUDA copies short rows of one type with an engine that takes ten times as long as a kernel does.
+// CUDA makes a copy of rows of one type a two-dimensional memcpy, with a type to change it is a kernel.
 bool llama_expert_counter::copy(router_list & found, llm_graph_result & graph, ggml_backend_sched_t sched) {
     ggml_cgraph *  gf  = graph.get_gf();
     ggml_context * ctx = graph.get_ctx();
