@@ -122,6 +122,7 @@ struct store_stats {
 };
 
 struct store_state;
+class loading; // loading.h
 
 class store {
 public:
@@ -138,6 +139,9 @@ public:
     // restore: all bytes of a match, verified. Anything but ok means: use none of it. A damaged file is set aside
     // first, so that the next lookup finds what is left.
     status load(const match & m, const token * tokens, size_t n_tokens, loaded_state & out);
+
+    // The same, read by threads of its own while the caller goes on. The match must outlive it.
+    status begin_load(const match & m, const token * tokens, size_t n_tokens, std::unique_ptr<loading> & out);
 
     // Tells the kernel to read ahead what load will want.
     void prefetch(const match & m);

@@ -1,9 +1,13 @@
 // How state is read: what is in RAM is taken from there, the rest by several threads, and every byte is checked.
 #include "kvtier/checksum.h"
+#include "kvtier/loading.h"
 #include "kvtier/store_state.h"
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <new>
 #include <system_error>
 #include <thread>
@@ -29,11 +33,18 @@ constexpr uint64_t max_task_bytes = uint64_t(8) << 20;   // large enough for any
 constexpr uint64_t cached_bytes   = uint64_t(256) << 10; // of one read: checked while they are still in the core's own cache
 constexpr uint64_t disk_bytes     = uint64_t(1) << 20;   // the same where a disk is waited for
 
+// Of all tasks of a load.
+struct read_progress {
+    std::atomic<uint64_t> n_bytes{ 0 };
+    std::atomic<bool>     abandoned{ false }; // nobody waits for the rest
+};
+
 // An anchor is large and has one checksum: threads read it in parts, and the one that ends last checks the whole.
 struct anchor_reading {
     std::shared_ptr<buffer> data;
     std::atomic<size_t>     n_left{ 0 };
     std::atomic<bool>       failed{ false };
+    std::atomic<bool>       whole{ false }; // and checked
 };
 
 status mismatch(const std::string & path) {
@@ -42,32 +53,43 @@ status mismatch(const std::string & path) {
 
 // Fills `to`, which is in a large buffer made for this place in the file, from the file. `seen` gets the bytes in order.
 template <typename Seen>
-status read_state(readable_file & file, uint64_t step, uint64_t offset, uint8_t * to, uint64_t size, const Seen & seen) {
+status read_state(readable_file & file, uint64_t step, uint64_t offset, uint8_t * to, uint64_t size, read_progress & progress,
+                  const Seen & seen) {
     const uint64_t end = offset + size;
     for (uint64_t at = offset / block_size * block_size; at < end; at += step) {
+        if (progress.abandoned) {
+            return status::miss("given up: nobody waits for it");
+        }
         const uint64_t until = std::min(at + step, (end + block_size - 1) / block_size * block_size);
         const span     part  = { to + (static_cast<int64_t>(at) - static_cast<int64_t>(offset)), static_cast<size_t>(until - at) };
         if (status got = file.read_blocks(at, part); !got.is_ok()) {
             return got;
         }
         const uint64_t first = std::max(at, offset);
-        seen(to + (first - offset), static_cast<size_t>(std::min(until, end) - first));
+        const uint64_t n     = std::min(until, end) - first;
+        progress.n_bytes += n;
+        seen(to + (first - offset), static_cast<size_t>(n));
     }
     return status::ok();
 }
 
+status read_small(readable_file & file, uint64_t offset, uint8_t * to, uint64_t size, read_progress & progress) {
+    const span whole = { to, static_cast<size_t>(size) };
+    progress.n_bytes += size;
+    return file.read(offset, &whole, 1);
+}
+
 // Fills the buffer from the file and checks it on the way.
 status read_verified(readable_file & file, uint64_t step, const std::string & path, uint64_t offset, buffer & out,
-                     uint64_t expected) {
+                     uint64_t expected, read_progress & progress) {
     checksum_stream sum;
     const auto      check = [&](const uint8_t * bytes, size_t size) { sum.update(bytes, size); };
     if (out.size() >= buffer::min_large) {
-        if (status got = read_state(file, step, offset, out.data(), out.size(), check); !got.is_ok()) {
+        if (status got = read_state(file, step, offset, out.data(), out.size(), progress, check); !got.is_ok()) {
             return got;
         }
     } else {
-        const span whole = { out.data(), out.size() };
-        if (status got = file.read(offset, &whole, 1); !got.is_ok()) {
+        if (status got = read_small(file, offset, out.data(), out.size(), progress); !got.is_ok()) {
             return got;
         }
         check(out.data(), out.size());
@@ -117,19 +139,60 @@ static std::vector<read_task> read_tasks(const store_state & s, const match & m,
     return tasks;
 }
 
-// Of the anchor; the checksum is left to the last part.
-static status read_part(readable_file & file, uint64_t step, const match & m, const read_task & task, anchor_reading & anchor) {
-    uint8_t * to = anchor.data->data() + (task.offset - m.at->payload_offset);
-    if (task.is_large) {
-        return read_state(file, step, task.offset, to, task.bytes, [](const uint8_t *, size_t) {});
-    }
-    const span whole = { to, static_cast<size_t>(task.bytes) };
-    return file.read(task.offset, &whole, 1);
+struct loading_work {
+    loading_work(store_state * s, const match * m) : s(s), m(m) {}
+
+    store_state * const    s; // null: everything was there from the beginning
+    const match * const    m;
+    uint64_t               turn = 0;
+    loaded_state           loaded;
+    std::vector<read_task> tasks;
+    anchor_reading         anchor;
+    uint64_t               n_bytes = 0; // of all tasks
+    read_progress          progress;
+    std::atomic<size_t>    next_task{ 0 };
+
+    const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+
+    std::mutex               mu;
+    std::condition_variable  changed;
+    std::vector<bool>        there;               // by run
+    bool                     anchor_there = false;
+    bool                     failed       = false;
+    bool                     ended        = false;
+    size_t                   n_left       = 0;    // tasks
+    status                   result       = status::ok();
+    double                   seconds_read   = 0;
+    double                   seconds_waited = 0;
+    std::vector<std::thread> threads;
+
+    void   prepare();
+    void   begin();
+    void   run_tasks();
+    status run_task(read_task & task);
+    status read_part(readable_file & file, uint64_t step, const read_task & task);
+    void   done(const read_task & task);
+    void   end();
+    bool   waits_for_disk() const;
+
+    template <typename Condition>
+    void wait_for(std::unique_lock<std::mutex> & guard, const Condition & condition);
+};
+
+static double seconds_since(std::chrono::steady_clock::time_point start) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-static status run_task(store_state & s, const match & m, const read_task & task, anchor_reading & anchor, loaded_state & out) {
+// Of the anchor; the checksum is left to the last part.
+status loading_work::read_part(readable_file & file, uint64_t step, const read_task & task) {
+    uint8_t * to = anchor.data->data() + (task.offset - m->at->payload_offset);
+    return task.is_large ? read_state(file, step, task.offset, to, task.bytes, progress, [](const uint8_t *, size_t) {})
+                         : read_small(file, task.offset, to, task.bytes, progress);
+}
+
+status loading_work::run_task(read_task & task) {
     std::unique_ptr<readable_file> file;
-    if (status opened = s.e.open_file(task.path, file); !opened.is_ok()) {
+    if (status opened = s->e.open_file(task.path, file); !opened.is_ok()) {
         return opened;
     }
     if (file->size() != task.file_size) {
@@ -141,15 +204,15 @@ static status run_task(store_state & s, const match & m, const read_task & task,
     } else if (file->begin_blocks(task.offset, task.bytes)) {
         step = disk_bytes;
     }
-    s.count.bytes_read += task.bytes;
+    s->count.bytes_read += task.bytes;
     if (task.is_anchor) {
-        return read_part(*file, step, m, task, anchor);
+        return read_part(*file, step, task);
     }
     for (size_t i : task.runs) {
-        const run & r    = *m.runs[i].node;
+        const run & r    = *m->runs[i].node;
         const auto  data = std::make_shared<buffer>(r.size, r.offset);
-        out.runs[i].data = data;
-        if (status got = read_verified(*file, step, task.path, r.offset, *data, r.checksum); !got.is_ok()) {
+        loaded.runs[i].data = data;
+        if (status got = read_verified(*file, step, task.path, r.offset, *data, r.checksum, progress); !got.is_ok()) {
             return got;
         }
     }
@@ -157,55 +220,52 @@ static status run_task(store_state & s, const match & m, const read_task & task,
 }
 
 // As the task in the middle does.
-static bool waits_for_disk(const store_state & s, const std::vector<read_task> & tasks) {
+bool loading_work::waits_for_disk() const {
     if (tasks.empty() || !tasks[tasks.size() / 2].is_large) {
         return false;
     }
     const read_task &              task = tasks[tasks.size() / 2];
     std::unique_ptr<readable_file> file;
-    return s.e.open_file(task.path, file).is_ok() && file->begin_blocks(task.offset, task.bytes);
+    return s->e.open_file(task.path, file).is_ok() && file->begin_blocks(task.offset, task.bytes);
 }
 
-// All tasks, each with its result.
-static void run_tasks(store_state & s, const match & m, std::vector<read_task> & tasks, anchor_reading & anchor,
-                      loaded_state & loaded) {
-    std::atomic<size_t> next{ 0 };
-    const auto          work = [&] {
-        for (size_t i = next++; i < tasks.size(); i = next++) {
-            read_task & task = tasks[i];
-            try {
-                task.result = run_task(s, m, task, anchor, loaded);
-            } catch (const std::bad_alloc &) {
-                task.result = status::io_error(task.path + ": out of memory for its state");
-            }
-            if (!task.is_anchor) {
-                continue;
-            }
+// By every thread: tasks until none is left.
+void loading_work::run_tasks() {
+    for (size_t i = next_task++; i < tasks.size(); i = next_task++) {
+        read_task & task = tasks[i];
+        try {
+            task.result = progress.abandoned ? status::miss("given up: nobody waits for it") : run_task(task);
+        } catch (const std::bad_alloc &) {
+            task.result = status::io_error(task.path + ": out of memory for its state");
+        }
+        if (task.is_anchor) {
             if (!task.result.is_ok() && anchor.failed.exchange(true)) {
                 task.result = status::ok(); // one anchor, one fault
             }
-            if (--anchor.n_left == 0 && !anchor.failed &&
-                checksum64(anchor.data->data(), anchor.data->size()) != m.at->checksum) {
-                task.result = mismatch(task.path);
+            if (--anchor.n_left == 0 && !anchor.failed) {
+                anchor.whole = checksum64(anchor.data->data(), anchor.data->size()) == m->at->checksum;
+                task.result  = anchor.whole ? status::ok() : mismatch(task.path);
             }
         }
-    };
-    // Threads that wait for a disk keep its queue filled. Where there is none to wait for, more of them than cores would be
-    // in each other's way.
-    const unsigned n_cores   = std::max(2u, std::thread::hardware_concurrency());
-    const size_t   n_threads = waits_for_disk(s, tasks) ? s.options.n_read_threads : std::min(s.options.n_read_threads, n_cores);
-    std::vector<std::thread> helpers;
-    try {
-        while (helpers.size() + 1 < std::min(tasks.size(), n_threads)) {
-            helpers.emplace_back(work);
+        done(task);
+    }
+}
+
+void loading_work::done(const read_task & task) {
+    bool is_last;
+    {
+        std::lock_guard<std::mutex> guard(mu);
+        failed = failed || !task.result.is_ok();
+        for (size_t i : task.runs) {
+            there[i] = task.result.is_ok();
         }
-    } catch (const std::system_error &) {
-        // no more threads: those that are there do it
+        anchor_there = anchor_there || anchor.whole;
+        is_last      = --n_left == 0;
     }
-    work();
-    for (std::thread & helper : helpers) {
-        helper.join();
+    if (is_last) {
+        end();
     }
+    changed.notify_all();
 }
 
 // A problem, if there was any. Damaged objects leave the index at once: the next lookup does without them.
@@ -241,10 +301,177 @@ static status forget_damaged(store_state & s, const match & m, const std::vector
     return result;
 }
 
-status store::load(const match & m, const token * tokens, size_t n_tokens, loaded_state & out) {
+// Once, after the last task.
+void loading_work::end() {
+    const status problem = forget_damaged(*s, *m, tasks);
+    if (problem.is_ok()) {
+        if (anchor.data != nullptr) {
+            s->ram.put(object_kind::anchor, m->name_space, m->at->k, loaded.anchor, turn);
+        }
+        for (const read_task & task : tasks) {
+            for (size_t i : task.runs) {
+                s->ram.put(object_kind::page, m->name_space, m->runs[i].k, loaded.runs[i].data, turn);
+            }
+        }
+        s->count.loads++;
+    } else {
+        s->count.load_failures++;
+        std::unique_lock<std::mutex> writing(s->write_mu, std::try_to_lock);
+        if (writing.owns_lock() && !s->options.inspect) {
+            s->finish_deferred();
+        }
+    }
+    std::lock_guard<std::mutex> guard(mu);
+    seconds_read = seconds_since(start);
+    result       = problem;
+    ended        = true;
+}
+
+// What is in RAM, and what has to be read. Throws when there is no memory for the anchor.
+void loading_work::prepare() {
+    {
+        std::shared_lock<std::shared_mutex> guard(s->mu);
+        turn = s->turn_of(m->name_space);
+    }
+    loaded.n_tokens = m->n_tokens;
+    loaded.runs.resize(m->runs.size());
+    for (size_t i = 0; i < m->runs.size(); i++) {
+        // A model without attention rows has runs without payload: there is nothing to read.
+        loaded.runs[i] = { m->runs[i].p0, m->runs[i].p1, m->runs[i].size == 0 ? std::make_shared<buffer>(0)
+                           : s->ram.get(object_kind::page, m->runs[i].k, turn) };
+        s->count.bytes_from_ram += loaded.runs[i].data != nullptr ? m->runs[i].size : 0;
+        there.push_back(loaded.runs[i].data != nullptr);
+    }
+    if (m->at != nullptr) {
+        loaded.anchor = s->ram.get(object_kind::anchor, m->at->k, turn);
+        s->count.bytes_from_ram += loaded.anchor != nullptr ? m->at->payload_size : 0;
+        anchor_there = loaded.anchor != nullptr;
+    }
+    tasks  = read_tasks(*s, *m, loaded);
+    n_left = tasks.size();
+    for (const read_task & task : tasks) {
+        anchor.n_left += task.is_anchor;
+        n_bytes       += task.bytes;
+    }
+    if (anchor.n_left > 0) {
+        anchor.data   = std::make_shared<buffer>(m->at->payload_size, m->at->payload_offset);
+        loaded.anchor = anchor.data;
+    }
+}
+
+void loading_work::begin() {
+    if (tasks.empty()) {
+        end();
+        return;
+    }
+    // Threads that wait for a disk keep its queue filled. Where there is none to wait for, more of them than cores would be
+    // in each other's way.
+    const unsigned n_cores   = std::max(2u, std::thread::hardware_concurrency());
+    const size_t   n_threads = waits_for_disk() ? s->options.n_read_threads : std::min(s->options.n_read_threads, n_cores);
+    try {
+        while (tasks.size() > 1 && threads.size() < std::min(tasks.size(), n_threads)) {
+            threads.emplace_back([this] { run_tasks(); });
+        }
+    } catch (const std::system_error &) {
+        // no more threads: those that are there do it
+    }
+    if (threads.empty()) {
+        run_tasks();
+    }
+}
+
+template <typename Condition>
+void loading_work::wait_for(std::unique_lock<std::mutex> & guard, const Condition & condition) {
+    if (condition()) {
+        return;
+    }
+    const auto since = std::chrono::steady_clock::now();
+    changed.wait(guard, condition);
+    seconds_waited += seconds_since(since);
+}
+
+loading::loading(std::unique_ptr<loading_work> work) : work(std::move(work)) {}
+
+loading::loading(loaded_state state) : work(std::make_unique<loading_work>(nullptr, nullptr)) {
+    for (const loaded_run & run : state.runs) {
+        work->there.push_back(run.data != nullptr);
+    }
+    work->anchor_there = state.anchor != nullptr;
+    work->loaded       = std::move(state);
+    work->ended        = true;
+}
+
+loading::~loading() {
+    work->progress.abandoned = true;
+    for (std::thread & thread : work->threads) {
+        thread.join();
+    }
+}
+
+size_t loading::n_tokens() const {
+    return work->loaded.n_tokens;
+}
+
+size_t loading::n_runs() const {
+    return work->loaded.runs.size();
+}
+
+size_t loading::wait_for_runs(size_t first, uint64_t bytes) {
+    std::unique_lock<std::mutex> guard(work->mu);
+    size_t   end     = first;
+    uint64_t n_bytes = 0;
+    work->wait_for(guard, [&] {
+        for (; end < n_runs() && work->there[end]; end++) {
+            n_bytes += work->loaded.runs[end].data->size();
+        }
+        return end == n_runs() || n_bytes >= bytes || work->ended;
+    });
+    return end;
+}
+
+const loaded_run & loading::run(size_t i) const {
+    return work->loaded.runs[i];
+}
+
+blob loading::wait_for_anchor() {
+    std::unique_lock<std::mutex> guard(work->mu);
+    work->wait_for(guard, [&] { return work->anchor_there || work->ended; });
+    return work->anchor_there ? work->loaded.anchor : nullptr;
+}
+
+status loading::wait_until_left(double seconds) {
+    std::unique_lock<std::mutex> guard(work->mu);
+    const auto is_near = [&] {
+        const double n_read = static_cast<double>(work->progress.n_bytes.load());
+        const double n_left = static_cast<double>(work->n_bytes) - n_read;
+        return n_read > 0 && n_left / n_read * seconds_since(work->start) <= seconds;
+    };
+    while (!work->ended && (work->failed || !is_near())) {
+        work->changed.wait_for(guard, std::chrono::milliseconds(1));
+    }
+    return work->result;
+}
+
+status loading::wait() {
+    std::unique_lock<std::mutex> guard(work->mu);
+    work->changed.wait(guard, [&] { return work->ended; });
+    return work->result;
+}
+
+double loading::seconds_read() const {
+    return work->seconds_read;
+}
+
+double loading::seconds_waited() const {
+    return work->seconds_waited;
+}
+
+loaded_state & loading::state() {
+    return work->loaded;
+}
+
+status store::begin_load(const match & m, const token * tokens, size_t n_tokens, std::unique_ptr<loading> & out) {
     store_state & s = *state;
-    loaded_state  loaded;
-    loaded.n_tokens = m.n_tokens;
     if (m.n_tokens == 0 || n_tokens < m.n_tokens || m.runs.empty()) {
         return status::miss("nothing to load");
     }
@@ -253,56 +480,28 @@ status store::load(const match & m, const token * tokens, size_t n_tokens, loade
         s.count.load_failures++;
         return status::miss("the anchor at " + std::to_string(m.n_tokens) + " belongs to other tokens");
     }
-    uint64_t turn;
-    {
-        std::shared_lock<std::shared_mutex> guard(s.mu);
-        turn = s.turn_of(m.name_space);
-    }
-    loaded.runs.resize(m.runs.size());
-    for (size_t i = 0; i < m.runs.size(); i++) {
-        // A model without attention rows has runs without payload: there is nothing to read.
-        loaded.runs[i] = { m.runs[i].p0, m.runs[i].p1, m.runs[i].size == 0 ? std::make_shared<buffer>(0)
-                           : s.ram.get(object_kind::page, m.runs[i].k, turn) };
-        s.count.bytes_from_ram += loaded.runs[i].data != nullptr ? m.runs[i].size : 0;
-    }
-    if (m.at != nullptr) {
-        loaded.anchor = s.ram.get(object_kind::anchor, m.at->k, turn);
-        s.count.bytes_from_ram += loaded.anchor != nullptr ? m.at->payload_size : 0;
-    }
-
-    std::vector<read_task> tasks = read_tasks(s, m, loaded);
-    anchor_reading         anchor;
-    anchor.n_left = static_cast<size_t>(std::count_if(tasks.begin(), tasks.end(), [](const read_task & t) { return t.is_anchor; }));
-    if (anchor.n_left > 0) {
-        try {
-            anchor.data = std::make_shared<buffer>(m.at->payload_size, m.at->payload_offset);
-        } catch (const std::bad_alloc &) {
-            s.count.load_failures++;
-            return status::io_error(tasks.front().path + ": out of memory for its state");
-        }
-        loaded.anchor = anchor.data;
-    }
-    run_tasks(s, m, tasks, anchor, loaded);
-    const status result = forget_damaged(s, m, tasks);
-    if (!result.is_ok()) {
+    auto work = std::make_unique<loading_work>(&s, &m);
+    try {
+        work->prepare();
+    } catch (const std::bad_alloc &) {
         s.count.load_failures++;
-        std::unique_lock<std::mutex> writing(s.write_mu, std::try_to_lock);
-        if (writing.owns_lock() && !s.options.inspect) {
-            s.finish_deferred();
-        }
-        return result;
+        return status::io_error("out of memory for the state of " + std::to_string(m.n_tokens) + " tokens");
     }
-    if (anchor.data != nullptr) {
-        s.ram.put(object_kind::anchor, m.name_space, m.at->k, loaded.anchor, turn);
-    }
-    for (const read_task & task : tasks) {
-        for (size_t i : task.runs) {
-            s.ram.put(object_kind::page, m.name_space, m.runs[i].k, loaded.runs[i].data, turn);
-        }
-    }
-    s.count.loads++;
-    out = std::move(loaded);
+    work->begin();
+    out = std::make_unique<loading>(std::move(work));
     return status::ok();
+}
+
+status store::load(const match & m, const token * tokens, size_t n_tokens, loaded_state & out) {
+    std::unique_ptr<loading> reading;
+    if (status s = begin_load(m, tokens, n_tokens, reading); !s.is_ok()) {
+        return s;
+    }
+    const status s = reading->wait();
+    if (s.is_ok()) {
+        out = std::move(reading->state());
+    }
+    return s;
 }
 
 void store::prefetch(const match & m) {

@@ -2,12 +2,16 @@
 
 #include "state_rows.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace llama_run {
 
 using kvtier::buffer;
 using kvtier::status;
+
+// Enough for the copies of one append to be made at full speed.
+static constexpr uint64_t put_bytes = uint64_t(32) << 20;
 
 // A blob for kinds of memory that have nothing to store for a run but its tokens.
 static kvtier::blob no_rows() {
@@ -147,41 +151,70 @@ status sequence_store::read(const kvtier::match & m, const std::vector<kvtier::t
     return store_->load(m, tokens.data(), tokens.size(), out);
 }
 
+status sequence_store::begin_read(const kvtier::match & m, const std::vector<kvtier::token> & tokens,
+                                  std::unique_ptr<kvtier::loading> & out) {
+    return store_->begin_load(m, tokens.data(), tokens.size(), out);
+}
+
 status sequence_store::put(llama_seq_id seq, const kvtier::loaded_state & state) const {
+    kvtier::loading whole(state);
+    size_t          n_tokens = 0;
+    return put(seq, whole, n_tokens);
+}
+
+status sequence_store::put(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const {
     llama_memory_t memory = llama_get_memory(ctx);
     llama_memory_seq_rm(memory, seq, -1, -1);
-    const status s = put_parts(seq, state);
+    const status s = put_parts(seq, state, n_tokens);
     if (!s.is_ok()) {
         llama_memory_seq_rm(memory, seq, -1, -1);
+        n_tokens = 0;
     }
     return s;
 }
 
-status sequence_store::put_parts(llama_seq_id seq, const kvtier::loaded_state & state) const {
-    const llama_pos n_tokens = static_cast<llama_pos>(state.n_tokens);
-    if (parts & LLAMA_STATE_PART_ROWS) {
+// All of them, or those before the first that cannot be read.
+status sequence_store::put_rows(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const {
+    for (size_t begin = 0, end; begin < state.n_runs(); begin = end) {
+        end = state.wait_for_runs(begin, put_bytes);
+        if (end == begin) {
+            return status::ok();
+        }
         std::vector<llama_state_rows_block> rows;
-        for (const kvtier::loaded_run & run : state.runs) {
-            rows.push_back({ run.data->data(), run.data->size() });
+        for (size_t i = begin; i < end; i++) {
+            rows.push_back({ state.run(i).data->data(), state.run(i).data->size() });
         }
         if (llama_state_rows_append(ctx, rows.data(), rows.size(), seq) == 0) {
-            return status::miss("the context refuses the rows of " + std::to_string(n_tokens) + " tokens");
+            return status::miss("the context refuses the rows of " + std::to_string(state.n_tokens()) + " tokens");
+        }
+        n_tokens = std::min<size_t>(state.run(end - 1).p1, state.n_tokens());
+    }
+    return status::ok();
+}
+
+status sequence_store::put_parts(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const {
+    n_tokens = parts & LLAMA_STATE_PART_ROWS ? 0 : state.n_tokens();
+    if (parts & LLAMA_STATE_PART_ROWS) {
+        if (const status s = put_rows(seq, state, n_tokens); !s.is_ok()) {
+            return s;
         }
     }
     if (!folded()) {
         // The last run may reach beyond what the prompts have in common.
-        llama_memory_seq_rm(llama_get_memory(ctx), seq, n_tokens, -1);
-        return status::ok();
+        llama_memory_seq_rm(llama_get_memory(ctx), seq, static_cast<llama_pos>(n_tokens), -1);
+        return n_tokens > 0 ? status::ok() : state.wait();
     }
-    if (!state.anchor) {
-        return status::miss("there is no anchor at " + std::to_string(n_tokens) + " tokens");
+    const kvtier::blob anchor = n_tokens == state.n_tokens() ? state.wait_for_anchor() : nullptr;
+    if (!anchor) {
+        const status s = state.wait();
+        return s.is_ok() ? status::miss("there is no anchor at " + std::to_string(state.n_tokens()) + " tokens") : s;
     }
-    const buffer & anchor = *state.anchor;
-    const size_t   taken  = parts & LLAMA_STATE_PART_FOLDED
-                                ? llama_state_folded_set(ctx, anchor.data(), anchor.size(), seq, n_tokens)
-                                : llama_state_seq_set_data(ctx, anchor.data(), anchor.size(), seq);
+    const llama_pos length = static_cast<llama_pos>(n_tokens);
+    const size_t    taken  = parts & LLAMA_STATE_PART_FOLDED
+                                 ? llama_state_folded_set(ctx, anchor->data(), anchor->size(), seq, length)
+                                 : llama_state_seq_set_data(ctx, anchor->data(), anchor->size(), seq);
     // State in one piece does not say at which length it was taken, but the sequence does afterwards.
-    if (taken != anchor.size() || n_held(ctx, seq) != state.n_tokens) {
+    if (taken != anchor->size() || n_held(ctx, seq) != n_tokens) {
         return status::miss("the context refuses the anchor at " + std::to_string(n_tokens) + " tokens");
     }
     return status::ok();

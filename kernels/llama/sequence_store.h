@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kvtier/env.h"
+#include "kvtier/loading.h"
 #include "kvtier/search.h"
 #include "kvtier/store.h"
 #include "kvtier/writer.h"
@@ -78,8 +79,16 @@ public:
 
     kvtier::status read(const kvtier::match & m, const std::vector<kvtier::token> & tokens, kvtier::loaded_state & out);
 
+    // The same, read while the caller goes on. The match must outlive it.
+    kvtier::status begin_read(const kvtier::match & m, const std::vector<kvtier::token> & tokens,
+                              std::unique_ptr<kvtier::loading> & out);
+
     // Replaces what the sequence holds. Anything but ok: the sequence is empty, and the message says why.
     kvtier::status put(llama_seq_id seq, const kvtier::loaded_state & state) const;
+
+    // The same while it is being read: what has come is copied, then the next. Where reading fails, ok all the same if what
+    // came before is of use: n_tokens is what the sequence holds.
+    kvtier::status put(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
 
     // Counts a restore that succeeded: what it used becomes hot.
     void used(const kvtier::match & m);
@@ -95,7 +104,8 @@ private:
 
     kvtier::chain_root root(const sequence_scope & scope) const;
     kvtier::status     copy_rows(llama_seq_id seq, kvtier::save_run & run) const;
-    kvtier::status     put_parts(llama_seq_id seq, const kvtier::loaded_state & state) const;
+    kvtier::status     put_parts(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
+    kvtier::status     put_rows(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
 
     llama_context *                 ctx;
     const sequence_store_options    options;

@@ -19,6 +19,12 @@ static constexpr double recompute_margin_ms = 50;
 static constexpr double max_wait_ms     = 2000;
 static constexpr double unknown_eval_ms = 200; // before any prompt has shown how fast they are evaluated
 
+// Of a restore, when its request goes to the inference thread.
+static constexpr double max_left_ms        = 200; // to be read, by estimate
+static constexpr double unknown_copy_speed = 8e9; // bytes per second, before the first one
+
+static constexpr uint64_t least_told_by = uint64_t(4) << 20; // how long a smaller copy takes says nothing about larger ones
+
 static double ms_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
@@ -295,7 +301,7 @@ bool cache_core::ready(const slot_view & slot, server_task & task) {
             n_in_slot = offer_of(slot).reusable(ticket.tokens);
         }
     }
-    if (ticket.target.loaded && ticket.target.state.n_tokens > n_in_slot) {
+    if (ticket.target.n_tokens() > n_in_slot) {
         return true;
     }
     look(ticket);
@@ -326,21 +332,27 @@ bool cache_core::ready(const slot_view & slot, server_task & task) {
 // restore
 //
 
+static cache_miss failure_of(const status & s) {
+    return s.is_damaged() ? cache_miss::corrupt : s.is_io_error() ? cache_miss::io_error : cache_miss::no_room;
+}
+
+// Until the rest will have come by the time that what is there has been copied into the context. The inference thread does
+// that: it must not wait for a disk.
 bool cache_core::read_part(sequence_store & from, stored_part & part, cache_ticket & ticket) {
-    const uint64_t from_disk = part.match.bytes_disk;
-    const auto     start     = std::chrono::steady_clock::now();
-    const status   s         = from.read(part.match, ticket.tokens, part.state);
+    status s = from.begin_read(part.match, ticket.tokens, part.reading);
+    if (s.is_ok()) {
+        const double n_bytes = static_cast<double>(part.match.bytes_disk + part.match.bytes_ram);
+        const double speed   = copy_speed.get() > 0 ? copy_speed.get() : unknown_copy_speed;
+        s = part.reading->wait_until_left(std::min(n_bytes / speed, max_left_ms / 1000));
+    }
     if (!s.is_ok()) {
-        ticket.failure = s.is_damaged() ? cache_miss::corrupt : s.is_io_error() ? cache_miss::io_error : cache_miss::no_room;
+        part.reading.reset();
+        ticket.failure = failure_of(s);
         LOG_WRN("cache: %s\n", s.message().c_str());
         return false;
     }
-    if (from_disk > 0) {
-        disk_speed.add(static_cast<double>(from_disk), ms_since(start) / 1000);
-    }
-    part.loaded = true;
-    ticket.in_flight += from_disk;
-    in_flight        += from_disk;
+    ticket.in_flight += part.match.bytes_disk;
+    in_flight        += part.match.bytes_disk;
     return true;
 }
 
@@ -402,28 +414,48 @@ static void log_keys(int id_slot, const kvtier::match & m) {
             keys.c_str());
 }
 
-bool cache_core::put(const slot_view & slot, const cache_ticket & ticket, const std::function<bool()> & make_room) {
-    const auto start = std::chrono::steady_clock::now();
+// Gives how many tokens the slot holds now.
+size_t cache_core::put(const slot_view & slot, cache_ticket & ticket, const std::function<bool()> & make_room) {
+    const auto            start  = std::chrono::steady_clock::now();
+    const kvtier::match & m      = ticket.target.match;
+    kvtier::loading &     coming = *ticket.target.reading;
     if (draft_ctx != nullptr) {
         // First, because some draft contexts share the target's cells.
         llama_memory_seq_rm(llama_get_memory(draft_ctx), slot.id, -1, -1);
     }
-    status s = target->put(slot.id, ticket.target.state);
+    size_t n_tokens = 0;
+    status s        = target->put(slot.id, coming, n_tokens);
     while (!s.is_ok() && make_room()) {
-        s = target->put(slot.id, ticket.target.state);
+        s = target->put(slot.id, coming, n_tokens);
     }
-    if (!s.is_ok()) {
+    const status read = coming.wait();
+    if (!read.is_ok()) {
+        ticket.failure = failure_of(read);
+        LOG_WRN("cache: %s\n", read.message().c_str());
+    } else if (!s.is_ok()) {
+        ticket.failure = cache_miss::no_room;
         LOG_WRN("cache: slot %d: %s\n", slot.id, s.message().c_str());
-        return false;
+    } else {
+        if (m.bytes_ram + m.bytes_disk >= least_told_by) {
+            copy_speed.add(static_cast<double>(m.bytes_ram + m.bytes_disk), ms_since(start) / 1000 - coming.seconds_waited());
+        }
+        disk_speed.add(static_cast<double>(m.bytes_disk), coming.seconds_read());
     }
-    target->used(ticket.target.match);
-    log_keys(slot.id, ticket.target.match);
-    if (ticket.draft.loaded && draft->put(slot.id, ticket.draft.state).is_ok()) {
-        draft->used(ticket.draft.match);
+    if (n_tokens == 0) {
+        return 0;
     }
-    const kvtier::match & m = ticket.target.match;
-    copy_speed.add(static_cast<double>(m.bytes_ram + m.bytes_disk), ms_since(start) / 1000);
-    return true;
+    target->used(m);
+    log_keys(slot.id, m);
+    size_t n_draft = 0;
+    if (ticket.draft.n_tokens() == n_tokens) {
+        (void) draft->put(slot.id, *ticket.draft.reading, n_draft);
+        if (n_draft == n_tokens) {
+            draft->used(ticket.draft.match);
+        } else {
+            llama_memory_seq_rm(llama_get_memory(draft_ctx), slot.id, -1, -1); // both go on at one position, or it starts empty
+        }
+    }
+    return n_tokens;
 }
 
 cache_report cache_core::report_of(const cache_ticket & ticket, const slot_offer & offer, size_t n_in_slot,
@@ -521,19 +553,15 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     const slot_offer offer     = offer_of(slot);
     const size_t     n_in_slot = ticket.failure == cache_miss::off || ticket.failure == cache_miss::media
                                      ? 0 : offer.reusable(ticket.tokens);
-    const bool wanted = ticket.target.loaded && scope_known && same_scope(scope, ticket.scope) &&
-                        ticket.target.state.n_tokens > n_in_slot && task.n_tokens() < slot.n_ctx;
+    const bool wanted = scope_known && same_scope(scope, ticket.scope) && ticket.target.n_tokens() > n_in_slot &&
+                        task.n_tokens() < slot.n_ctx;
     size_t n_restored = 0;
     double put_ms     = 0;
     if (wanted) {
         const auto start = std::chrono::steady_clock::now();
         prompt.clear();
-        if (put(slot, ticket, make_room)) {
-            n_restored = ticket.target.state.n_tokens;
-            prompt.tokens.insert({ ticket.tokens.begin(), ticket.tokens.begin() + static_cast<std::ptrdiff_t>(n_restored) });
-        } else {
-            ticket.failure = cache_miss::no_room;
-        }
+        n_restored = put(slot, ticket, make_room);
+        prompt.tokens.insert({ ticket.tokens.begin(), ticket.tokens.begin() + static_cast<std::ptrdiff_t>(n_restored) });
         put_ms = ms_since(start);
     }
 

@@ -44,11 +44,15 @@ inline bool has_media(const std::vector<kvtier::token> & tokens) {
 
 // One context's part of a restore.
 struct stored_part {
-    kvtier::match        match;
-    kvtier::loaded_state state;
-    bool                 loaded = false;
+    kvtier::match                    match;
+    std::unique_ptr<kvtier::loading> reading; // begun; what is left of it will have come when it is needed
 
-    void clear() { *this = stored_part(); }
+    void clear() {
+        reading.reset(); // first: it uses the match
+        match = {};
+    }
+
+    size_t n_tokens() const { return reading ? reading->n_tokens() : 0; }
 };
 
 // What was found and read for a request. Travels with its task; emptied by restore.
@@ -176,7 +180,7 @@ private:
     void wait_for_writer(cache_ticket & ticket, size_t n_in_slot) const;
     void read(cache_ticket & ticket);
     bool read_part(sequence_store & from, stored_part & part, cache_ticket & ticket);
-    bool put(const slot_view & slot, const cache_ticket & ticket, const std::function<bool()> & make_room);
+    size_t put(const slot_view & slot, cache_ticket & ticket, const std::function<bool()> & make_room);
     cache_report report_of(const cache_ticket & ticket, const slot_offer & offer, size_t n_in_slot, size_t n_restored) const;
     void log(const slot_view & slot, const cache_ticket & ticket, const cache_report & report, size_t n_reused) const;
 

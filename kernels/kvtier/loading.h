@@ -1,0 +1,53 @@
+// A restore's bytes on their way into RAM: what has come can be used while the rest is being read.
+//
+// Runs come about in order, each verified. Thread safety: one owner makes and destroys it; in between, all functions may be
+// called from any thread.
+#pragma once
+
+#include "kvtier/search.h"
+#include "kvtier/status.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace kvtier {
+
+struct loading_work;
+
+class loading {
+public:
+    explicit loading(std::unique_ptr<loading_work> work);
+    explicit loading(loaded_state state); // nothing is left to read; runs without data could not be
+
+    // What nobody has waited for is not read.
+    ~loading();
+
+    size_t n_tokens() const;
+    size_t n_runs() const;
+
+    // Waits for `bytes` of the runs from `first` on, or for all of them. The end of those that are there: `first` itself only
+    // when reading failed.
+    size_t wait_for_runs(size_t first, uint64_t bytes);
+
+    // One that was waited for.
+    const loaded_run & run(size_t i) const;
+
+    // Null: there is none, or reading failed.
+    blob wait_for_anchor();
+
+    // Waits until what is left will have come in `seconds`, going by how fast the rest came. Not ok: reading failed.
+    status wait_until_left(double seconds);
+
+    // Waits for the end. Anything but ok: some of it could not be read or is damaged, and has left the index.
+    status wait();
+
+    double         seconds_read() const;   // from beginning to end, after wait
+    double         seconds_waited() const; // in wait_for_runs and wait_for_anchor
+    loaded_state & state();                // after wait
+
+private:
+    std::unique_ptr<loading_work> work;
+};
+
+} // namespace kvtier
