@@ -36,7 +36,7 @@ public:
     // Null: there is none, or reading failed.
     blob wait_for_anchor();
 
-    // Waits until what is left will have come in `seconds`, going by how fast the rest came. Not ok: reading failed.
+    // Waits until what is left will have come in `seconds`, as far as can be told. Not ok: reading failed.
     status wait_until_left(double seconds);
 
     // Waits for the end. Anything but ok: some of it could not be read or is damaged, and has left the index.

@@ -32,6 +32,7 @@ struct read_task {
 constexpr uint64_t max_task_bytes = uint64_t(8) << 20;   // large enough for any disk, small enough to share out evenly
 constexpr uint64_t cached_bytes   = uint64_t(256) << 10; // of one read: checked while they are still in the core's own cache
 constexpr uint64_t disk_bytes     = uint64_t(1) << 20;   // the same where a disk is waited for
+constexpr double   late_seconds   = 0.016;               // long enough for several reads of a fast disk
 
 // Of all tasks of a load.
 struct read_progress {
@@ -439,12 +440,20 @@ blob loading::wait_for_anchor() {
     return work->anchor_there ? work->loaded.anchor : nullptr;
 }
 
+// Some disks are fast for a moment and slow afterwards: the slower of both counts, since the beginning and of late.
 status loading::wait_until_left(double seconds) {
     std::unique_lock<std::mutex> guard(work->mu);
+    auto       late    = work->start;
+    double     by_then = 0; // bytes
+    double     of_late = 0; // bytes per second
     const auto is_near = [&] {
         const double n_read = static_cast<double>(work->progress.n_bytes.load());
-        const double n_left = static_cast<double>(work->n_bytes) - n_read;
-        return n_read > 0 && n_left / n_read * seconds_since(work->start) <= seconds;
+        if (const double passed = seconds_since(late); passed >= late_seconds) {
+            of_late = (n_read - by_then) / passed;
+            by_then = n_read;
+            late    = std::chrono::steady_clock::now();
+        }
+        return static_cast<double>(work->n_bytes) - n_read <= seconds * std::min(of_late, n_read / seconds_since(work->start));
     };
     while (!work->ended && (work->failed || !is_near())) {
         work->changed.wait_for(guard, std::chrono::milliseconds(1));

@@ -30,6 +30,7 @@ status sequence_store::open(kvtier::env & e, llama_context * ctx, const sequence
         return s;
     }
     made->writer_ = std::make_unique<kvtier::writer>(*made->store_, options.queue_bytes);
+    llama_state_prepare(ctx);
     out = std::move(made);
     return s;
 }

@@ -1,6 +1,6 @@
 // Three ways, by where a tensor is and how its pieces lie:
 //
-//   host memory                         memcpy, by two threads: one core alone does not fill the bus
+//   host memory                         memcpy, by two threads
 //   a device, few or scattered bytes    piece by piece
 //   a device, many bytes                through memory that the device reaches by itself: a device copies from and to ordinary
 //                                       memory several times slower, and waits after each piece
@@ -11,7 +11,9 @@
 #include "ggml-cpp.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -28,31 +30,70 @@ namespace state_rows {
 static constexpr size_t   LEAST_SHARED   = 1u << 20;  // bytes that are worth a thread
 static constexpr size_t   LEAST_STREAMED = 4u << 10;  // bytes of a piece that are worth going past the caches
 static constexpr size_t   STAGE_BYTES    = 16u << 20; // one is filled or emptied while the device works on the other
-static constexpr unsigned STAGE_THREADS  = 4;
+static constexpr unsigned STAGE_THREADS  = 8;
+static constexpr unsigned MEMORY_THREADS = 2;         // one core alone does not fill the bus
 
 static bool is_in_host_memory(const ggml_tensor * t) {
     return ggml_backend_buffer_is_host(t->view_src ? t->view_src->buffer : t->buffer);
 }
 
-// work(0) .. work(n - 1), at once. Where there are no more threads, one after the other: the copies must be made.
-template <typename Work>
-static void at_once(unsigned n, const Work & work) {
-    std::vector<std::thread> others;
-    unsigned mine = 1;
-    for (; mine < n; ++mine) {
+// Threads, with the caller's among them, that share one piece of work after another. In between they do not sleep: the next
+// piece is there sooner than they would be awake again.
+class team {
+public:
+    explicit team(unsigned n) {
         try {
-            others.emplace_back(work, mine);
+            while (size() < n) {
+                others.emplace_back([this, i = size()] { serve(i); });
+            }
         } catch (const std::system_error &) {
-            break;
+            // no more threads: those that are there do it
         }
     }
-    work(0);
-    for (; mine < n; ++mine) {
-        work(mine);
+
+    ~team() {
+        over = true;
+        for (std::thread & other : others) {
+            other.join();
+        }
     }
-    for (std::thread & other : others) {
-        other.join();
+
+    unsigned size() const { return 1 + (unsigned) others.size(); }
+
+    // work(0) .. work(size() - 1), at once.
+    void share(const std::function<void(unsigned)> & work) {
+        current = &work;
+        n_busy  = (unsigned) others.size();
+        n_shared++;
+        work(0);
+        while (n_busy > 0) {
+            std::this_thread::yield();
+        }
     }
+
+private:
+    void serve(unsigned i) {
+        for (unsigned seen = 0;; ++seen) {
+            while (n_shared == seen) {
+                if (over) {
+                    return;
+                }
+                std::this_thread::yield();
+            }
+            (*current)(i);
+            n_busy--;
+        }
+    }
+
+    const std::function<void(unsigned)> * current = nullptr;
+    std::atomic<unsigned>                 n_shared{ 0 };
+    std::atomic<unsigned>                 n_busy{ 0 };
+    std::atomic<bool>                     over{ false };
+    std::vector<std::thread>              others;
+};
+
+static unsigned n_threads(size_t n_bytes, unsigned at_most) {
+    return n_bytes < LEAST_SHARED ? 1 : std::min(at_most, std::max(1u, std::thread::hardware_concurrency()));
 }
 
 // Past the processor's caches, where that can be said: an ordinary store first reads what is in its place, and nobody asks for
@@ -112,16 +153,17 @@ static void make_in_memory(const std::vector<copy> & list, copies::direction dir
     for (const copy & c : list) {
         n_bytes += c.n*c.size;
     }
+    team workers(n_threads(n_bytes, MEMORY_THREADS));
     const copy * begin = list.data();
     const copy * end   = begin + list.size();
     const copy * half  = end;
-    if (n_bytes >= LEAST_SHARED) {
+    if (workers.size() > 1) {
         half = begin;
         for (size_t done = 0; done < n_bytes/2; ++half) {
             done += half->n*half->size;
         }
     }
-    at_once(half == end ? 1 : 2, [&](unsigned i) {
+    workers.share([&](unsigned i) {
         make_in_memory(i == 0 ? begin : half, i == 0 ? half : end, dir);
     });
 }
@@ -207,9 +249,9 @@ static std::vector<batch> batches_of(const std::vector<copy> & list) {
 }
 
 // Between the stage and ordinary memory.
-static void shuffle(const batch & b, uint8_t * part, copies::direction dir) {
-    const unsigned n = b.size < LEAST_SHARED ? 1 : std::min(STAGE_THREADS, std::max(1u, std::thread::hardware_concurrency()));
-    at_once(n, [&](unsigned i) {
+static void shuffle(team & workers, const batch & b, uint8_t * part, copies::direction dir) {
+    const unsigned n = workers.size();
+    workers.share([&](unsigned i) {
         const size_t begin = b.size*i/n;
         const size_t end   = b.size*(i + 1)/n;
         size_t       at    = 0;
@@ -237,9 +279,10 @@ static void transfer(const batch & b, uint8_t * part, copies::direction dir, ggm
 static void make_staged(const std::vector<copy> & list, copies::direction dir, ggml_backend_t backend, stage & through) {
     const std::lock_guard<std::mutex> lock(through.mu);
     const std::vector<batch> batches = batches_of(list);
+    team workers(n_threads(batches[0].size, STAGE_THREADS));
     if (dir == copies::TO_TENSOR) {
         for (size_t i = 0; i < batches.size(); ++i) {
-            shuffle(batches[i], through.parts[i % 2], dir);
+            shuffle(workers, batches[i], through.parts[i % 2], dir);
             ggml_backend_synchronize(backend); // the other part is free
             transfer(batches[i], through.parts[i % 2], dir, backend);
         }
@@ -252,7 +295,7 @@ static void make_staged(const std::vector<copy> & list, copies::direction dir, g
         if (i + 1 < batches.size()) {
             transfer(batches[i + 1], through.parts[(i + 1) % 2], dir, backend);
         }
-        shuffle(batches[i], through.parts[i % 2], dir);
+        shuffle(workers, batches[i], through.parts[i % 2], dir);
     }
 }
 
@@ -279,6 +322,12 @@ static void make_on_device(const std::vector<copy> & list, copies::direction dir
 //
 // copies
 //
+
+void copies::prepare(ggml_backend_sched_t sched) {
+    for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        stage_of(ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i)));
+    }
+}
 
 void copies::note(ggml_tensor * tensor, size_t offset, uint8_t * host, size_t size) {
     if (!noted.empty()) {

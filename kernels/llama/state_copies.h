@@ -25,6 +25,9 @@ class copies {
 public:
     enum direction { TO_HOST, TO_TENSOR };
 
+    // Gets the memory that large copies go through, which otherwise the first of them does.
+    static void prepare(ggml_backend_sched_t sched);
+
     void note(ggml_tensor * tensor, size_t offset, uint8_t * host, size_t size);
 
     // sched: has the backends on whose devices the tensors are.

@@ -492,6 +492,10 @@ uint32_t llama_state_parts(const llama_context * ctx) {
     return (mem.rows ? LLAMA_STATE_PART_ROWS : 0) | (mem.folded() ? LLAMA_STATE_PART_FOLDED : 0);
 }
 
+void llama_state_prepare(llama_context * ctx) {
+    copies::prepare(ctx->get_sched());
+}
+
 bool llama_state_has_window(const llama_context * ctx) {
     const llama_state_access mem(ctx);
     return mem.window || mem.rest;

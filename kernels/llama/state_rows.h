@@ -31,6 +31,9 @@ enum llama_state_part {
 
 LLAMA_API uint32_t llama_state_parts(const struct llama_context * ctx);
 
+// Gets what large copies between this context and host memory need, so that the first of them does not have to.
+LLAMA_API void llama_state_prepare(struct llama_context * ctx);
+
 // Whether the folded part has a sliding window. Upstream's partial state (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) does not keep a
 // window's cells where they were, so evaluation after it may round differently; recurrent state it copies.
 LLAMA_API bool llama_state_has_window(const struct llama_context * ctx);
