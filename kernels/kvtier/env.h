@@ -50,10 +50,12 @@ public:
     // Tells the kernel that these bytes are wanted soon. Only a hint.
     virtual void will_need(uint64_t offset, uint64_t size) const = 0;
 
+    // Whether most of these bytes are in the page cache, or nothing is known about that.
+    virtual bool is_cached(uint64_t offset, uint64_t size) const = 0;
+
     // These bytes are about to be read with read_blocks: out of the page cache if they are there, else around it, which is
-    // faster for large reads and leaves the cache to others. From here on the file belongs to one thread. Gives true when
-    // the reads will wait for the disk.
-    virtual bool begin_blocks(uint64_t offset, uint64_t size) = 0;
+    // faster for large reads and leaves the cache to others. From here on the file belongs to one thread.
+    virtual void begin_blocks(uint64_t offset, uint64_t size, bool cached) = 0;
 
     // As read, in whole blocks: offset, address and size are multiples of block_size. Only the file's end may come earlier.
     virtual status read_blocks(uint64_t offset, const span & part) = 0;

@@ -170,8 +170,9 @@ TEST(blocks_have_other_bytes_than_the_file) {
             }
             std::unique_ptr<readable_file> file;
             CHECK(e.open_file(path, file).is_ok());
-            const bool waits = file->begin_blocks(0, bytes.size());
-            CHECK(dropped || !waits);
+            const bool cached = file->is_cached(0, bytes.size());
+            CHECK(dropped || cached);
+            file->begin_blocks(0, bytes.size(), cached);
             buffer back(bytes.size()); // has room to the end of its last block
             for (size_t at = 0; at < bytes.size(); at += step) {
                 const size_t end = (bytes.size() + block_size - 1) / block_size * block_size;
@@ -186,7 +187,7 @@ TEST(blocks_have_other_bytes_than_the_file) {
         if (dropped) {
             drop_from_page_cache(path);
         }
-        file->begin_blocks(0, file->size());
+        file->begin_blocks(0, file->size(), file->is_cached(0, file->size()));
         CHECK(::truncate(path.c_str(), 1 << 20) == 0);
         buffer back(bytes.size());
         CHECK(file->read_blocks(0, { back.data(), size_t(1) << 20 }).is_ok());

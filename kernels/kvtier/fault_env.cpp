@@ -49,7 +49,8 @@ public:
     }
 
     void will_need(uint64_t, uint64_t) const override {}
-    bool begin_blocks(uint64_t, uint64_t) override { return false; }
+    bool is_cached(uint64_t, uint64_t) const override { return true; }
+    void begin_blocks(uint64_t, uint64_t, bool) override {}
 
     status read_blocks(uint64_t offset, const span & part) override {
         const uint64_t left = size() - std::min(offset, size());

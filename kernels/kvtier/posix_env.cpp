@@ -139,12 +139,30 @@ public:
 #endif
     }
 
-    bool begin_blocks(uint64_t offset, uint64_t size) override {
-        const bool cached = is_cached(offset, size);
+#if defined(O_DIRECT)
+    // At least half of them, as after a restart of the server alone.
+    bool is_cached(uint64_t offset, uint64_t size) const override {
+        const uint64_t page   = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+        const uint64_t begin  = std::min(offset, n) / page * page;
+        const size_t   length = static_cast<size_t>(std::min(offset + size, n) - begin);
+        void *         mapped = length == 0 ? MAP_FAILED : ::mmap(nullptr, length, PROT_READ, MAP_SHARED, fd.get(), static_cast<off_t>(begin));
+        if (mapped == MAP_FAILED) {
+            return true;
+        }
+        std::vector<uint8_t> pages((length + page - 1) / page);
+        const bool           told = ::mincore(mapped, length, pages.data()) == 0;
+        ::munmap(mapped, length);
+        const auto n_cached = std::count_if(pages.begin(), pages.end(), [](uint8_t p) { return (p & 1) != 0; });
+        return !told || 2 * static_cast<size_t>(n_cached) >= pages.size();
+    }
+#else
+    bool is_cached(uint64_t, uint64_t) const override { return true; }
+#endif
+
+    void begin_blocks(uint64_t offset, uint64_t size, bool cached) override {
         if (cached || !set_direct(true)) {
             will_need(offset, size);
         }
-        return !cached;
     }
 
     status read_blocks(uint64_t offset, const span & part) override {
@@ -174,22 +192,6 @@ public:
 
 private:
 #if defined(O_DIRECT)
-    // Whether at least half of the bytes are in the page cache, as after a restart of the server alone.
-    bool is_cached(uint64_t offset, uint64_t size) const {
-        const uint64_t page   = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-        const uint64_t begin  = std::min(offset, n) / page * page;
-        const size_t   length = static_cast<size_t>(std::min(offset + size, n) - begin);
-        void *         mapped = length == 0 ? MAP_FAILED : ::mmap(nullptr, length, PROT_READ, MAP_SHARED, fd.get(), static_cast<off_t>(begin));
-        if (mapped == MAP_FAILED) {
-            return true;
-        }
-        std::vector<uint8_t> pages((length + page - 1) / page);
-        const bool           told = ::mincore(mapped, length, pages.data()) == 0;
-        ::munmap(mapped, length);
-        const auto n_cached = std::count_if(pages.begin(), pages.end(), [](uint8_t p) { return (p & 1) != 0; });
-        return !told || 2 * static_cast<size_t>(n_cached) >= pages.size();
-    }
-
     // Memory that is used for the first time is made now. A direct read would do it too, but with many threads it is slower by
     // a half, presumably because it holds a lock of the whole process meanwhile.
     static void touch(const span & part) {
@@ -207,7 +209,6 @@ private:
         return true;
     }
 #else
-    static bool is_cached(uint64_t, uint64_t) { return true; }
     static void touch(const span &) {}
     static bool set_direct(bool) { return false; }
 #endif

@@ -25,6 +25,7 @@ struct read_task {
     uint64_t            owner     = 0;        // id of the segment
     bool                is_anchor = false;
     bool                is_large  = false;    // is read in blocks
+    bool                is_cached = true;     // by the system: no disk is waited for
     std::vector<size_t> runs;                 // indices into match::runs
     status              result = status::ok();
 };
@@ -143,15 +144,16 @@ static std::vector<read_task> read_tasks(const store_state & s, const match & m,
 struct loading_work {
     loading_work(store_state * s, const match * m) : s(s), m(m) {}
 
-    store_state * const    s; // null: everything was there from the beginning
-    const match * const    m;
-    uint64_t               turn = 0;
-    loaded_state           loaded;
-    std::vector<read_task> tasks;
-    anchor_reading         anchor;
-    uint64_t               n_bytes = 0; // of all tasks
-    read_progress          progress;
-    std::atomic<size_t>    next_task{ 0 };
+    store_state * const                  s;           // null: everything was there from the beginning
+    const match * const                  m;
+    uint64_t                             turn = 0;
+    loaded_state                         loaded;
+    std::vector<std::shared_ptr<buffer>> into;        // by run: what is to be read
+    std::vector<read_task>               tasks;
+    anchor_reading                       anchor;
+    uint64_t                             n_bytes = 0; // of all tasks
+    read_progress                        progress;
+    std::atomic<size_t>                  next_task{ 0 };
 
     const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
 
@@ -168,13 +170,13 @@ struct loading_work {
     std::vector<std::thread> threads;
 
     void   prepare();
+    bool   is_cached(const read_task & task) const;
     void   begin();
     void   run_tasks();
     status run_task(read_task & task);
     status read_part(readable_file & file, uint64_t step, const read_task & task);
     void   done(const read_task & task);
     void   end();
-    bool   waits_for_disk() const;
 
     template <typename Condition>
     void wait_for(std::unique_lock<std::mutex> & guard, const Condition & condition);
@@ -199,35 +201,23 @@ status loading_work::run_task(read_task & task) {
     if (file->size() != task.file_size) {
         return status::corrupt(damage::truncated, task.path + ": has another size than when it was opened");
     }
-    uint64_t step = cached_bytes;
-    if (!task.is_large) {
+    const uint64_t step = task.is_cached ? cached_bytes : disk_bytes;
+    if (task.is_large) {
+        file->begin_blocks(task.offset, task.bytes, task.is_cached);
+    } else {
         file->will_need(task.offset, task.bytes);
-    } else if (file->begin_blocks(task.offset, task.bytes)) {
-        step = disk_bytes;
     }
     s->count.bytes_read += task.bytes;
     if (task.is_anchor) {
         return read_part(*file, step, task);
     }
     for (size_t i : task.runs) {
-        const run & r    = *m->runs[i].node;
-        const auto  data = std::make_shared<buffer>(r.size, r.offset);
-        loaded.runs[i].data = data;
-        if (status got = read_verified(*file, step, task.path, r.offset, *data, r.checksum, progress); !got.is_ok()) {
+        const run & r = *m->runs[i].node;
+        if (status got = read_verified(*file, step, task.path, r.offset, *into[i], r.checksum, progress); !got.is_ok()) {
             return got;
         }
     }
     return status::ok();
-}
-
-// As the task in the middle does.
-bool loading_work::waits_for_disk() const {
-    if (tasks.empty() || !tasks[tasks.size() / 2].is_large) {
-        return false;
-    }
-    const read_task &              task = tasks[tasks.size() / 2];
-    std::unique_ptr<readable_file> file;
-    return s->e.open_file(task.path, file).is_ok() && file->begin_blocks(task.offset, task.bytes);
 }
 
 // By every thread: tasks until none is left.
@@ -328,7 +318,7 @@ void loading_work::end() {
     ended        = true;
 }
 
-// What is in RAM, and what has to be read. Throws when there is no memory for the anchor.
+// What is in RAM, and what has to be read. Throws when there is no memory for it.
 void loading_work::prepare() {
     {
         std::shared_lock<std::shared_mutex> guard(s->mu);
@@ -350,14 +340,26 @@ void loading_work::prepare() {
     }
     tasks  = read_tasks(*s, *m, loaded);
     n_left = tasks.size();
-    for (const read_task & task : tasks) {
+    // Memory is mapped here, by one thread, and the readers find it there: mapping makes all threads of a process wait.
+    into.resize(m->runs.size());
+    for (read_task & task : tasks) {
+        task.is_cached = !task.is_large || is_cached(task);
         anchor.n_left += task.is_anchor;
         n_bytes       += task.bytes;
+        for (size_t i : task.runs) {
+            into[i]             = std::make_shared<buffer>(m->runs[i].size, m->runs[i].node->offset);
+            loaded.runs[i].data = into[i];
+        }
     }
     if (anchor.n_left > 0) {
         anchor.data   = std::make_shared<buffer>(m->at->payload_size, m->at->payload_offset);
         loaded.anchor = anchor.data;
     }
+}
+
+bool loading_work::is_cached(const read_task & task) const {
+    std::unique_ptr<readable_file> file;
+    return !s->e.open_file(task.path, file).is_ok() || file->is_cached(task.offset, task.bytes);
 }
 
 void loading_work::begin() {
@@ -368,7 +370,7 @@ void loading_work::begin() {
     // Threads that wait for a disk keep its queue filled. Where there is none to wait for, more of them than cores would be
     // in each other's way.
     const unsigned n_cores   = std::max(2u, std::thread::hardware_concurrency());
-    const size_t   n_threads = waits_for_disk() ? s->options.n_read_threads : std::min(s->options.n_read_threads, n_cores);
+    const size_t   n_threads = std::min(s->options.n_read_threads, tasks[tasks.size() / 2].is_cached ? n_cores : UINT32_MAX);
     try {
         while (tasks.size() > 1 && threads.size() < std::min(tasks.size(), n_threads)) {
             threads.emplace_back([this] { run_tasks(); });

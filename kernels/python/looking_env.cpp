@@ -31,7 +31,8 @@ public:
     }
 
     void will_need(uint64_t offset, uint64_t size) const override { file->will_need(offset, size); }
-    bool begin_blocks(uint64_t offset, uint64_t size) override { return file->begin_blocks(offset, size); }
+    bool is_cached(uint64_t offset, uint64_t size) const override { return file->is_cached(offset, size); }
+    void begin_blocks(uint64_t offset, uint64_t size, bool cached) override { file->begin_blocks(offset, size, cached); }
 
     status read_blocks(uint64_t offset, const kvtier::span & part) override {
         if (status s = e.see(path, part.size); !s.is_ok()) {
