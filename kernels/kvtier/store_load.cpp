@@ -340,7 +340,7 @@ void loading_work::prepare() {
     }
     tasks  = read_tasks(*s, *m, loaded);
     n_left = tasks.size();
-    // Memory is mapped here, by one thread, and the readers find it there: mapping makes all threads of a process wait.
+    // Memory is mapped here, by one thread, and the readers find it there: mapping can make all threads of a process wait.
     into.resize(m->runs.size());
     for (read_task & task : tasks) {
         task.is_cached = !task.is_large || is_cached(task);
