@@ -70,7 +70,8 @@ def test_a_quick_run_fails(tmp_path: Path) -> None:
         ours, theirs = case["peers"]["llama-run"], case["peers"]["upstream"]
         assert ours["rounds"][0]["warm"]["evaluated"] <= 4 < theirs["rounds"][0]["warm"]["evaluated"]
         assert ours["rounds"][0]["warm"]["source"] == "cold" and ours["rounds"][0]["ram"]["source"] == "hot"
-        assert ours["warm_times_limit"] > 0 and ours["ram_times_limit"] > 0
+        assert ours["warm_times_limit"] > 0
+        assert "ram_times_limit" not in ours  # copies as small as a toy's do not tell how fast large ones are
     turns = scenarios["agent"]["peers"]
     assert all(len(peer["turns"]) == 11 for peer in turns.values())
     assert turns["llama-run"]["evaluated_per_new"] < turns["upstream"]["evaluated_per_new"]
