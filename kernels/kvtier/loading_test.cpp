@@ -3,6 +3,7 @@
 #include "kvtier/loading.h"
 #include "kvtier/store_testing.h"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <thread>
@@ -108,12 +109,15 @@ TEST(waiting_for_almost_all_ends_before_the_end) {
     CHECK(p.m.save(*s, p.tokens).is_ok());
     const match found = p.m.lookup(*s, p.tokens);
     disk.hold(p.files(disk, names::pages)[19]);
-    const auto  state = p.begin(*s, found);
-    std::thread friendly([&] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const auto        state = p.begin(*s, found);
+    std::atomic<bool> let_go{ false };
+    std::thread       friendly([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        let_go = true;
         disk.hold("");
     });
     CHECK(state->wait_until_left(0).is_ok());
+    CHECK(let_go);
     CHECK(state->wait_for_runs(0, 1 << 20) == 20);
     friendly.join();
 }
