@@ -21,6 +21,10 @@ constexpr uint64_t disk_size(uint64_t file_size) {
     return (file_size + disk_block - 1) / disk_block * disk_block;
 }
 
+// A folder grows with the names in it. What two new ones may add at most (a file's temporary one and its own): ext4 turns
+// one block into three when it begins to index them, and later splits a leaf and at times the node above.
+constexpr uint64_t folder_growth = 4 * disk_block;
+
 class disk_budget {
 public:
     explicit disk_budget(uint64_t limit) : limit_(limit) {}

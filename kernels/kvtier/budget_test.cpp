@@ -5,7 +5,9 @@
 #include "kvtier/unsynced_env.h"
 
 #include <cstdlib>
+#include <filesystem>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 using namespace kvtier;
@@ -16,6 +18,19 @@ namespace {
 uint64_t measured(const std::string & path) {
     uint64_t bytes = 0;
     CHECK(measure_tree(posix_env(), path, bytes).is_ok());
+    return bytes;
+}
+
+// As an owner would measure it, with the size of folders.
+uint64_t du(const std::string & path) {
+    uint64_t    bytes = 0;
+    struct stat info;
+    CHECK(::lstat(path.c_str(), &info) == 0);
+    bytes += static_cast<uint64_t>(info.st_blocks) * 512;
+    for (const auto & entry : std::filesystem::recursive_directory_iterator(path)) {
+        CHECK(::lstat(entry.path().c_str(), &info) == 0);
+        bytes += static_cast<uint64_t>(info.st_blocks) * 512;
+    }
     return bytes;
 }
 
@@ -120,6 +135,38 @@ TEST(the_budget_is_exceeded_on_a_real_disk) {
     verify_report report;
     CHECK(s->verify(report).is_ok());
     CHECK(report.damaged.empty());
+}
+
+TEST(large_folders_are_not_counted) {
+    temp_folder   folder;
+    unsynced_env  disk;
+    model         m;
+    store_options o = m.options();
+    o.root_dir = folder.path + "/cache";
+    o.max_bytes = 8 << 20;
+    o.max_conversations = 10000;
+    auto s = open(disk, o);
+    for (uint64_t i = 0; i < 1000; i++) {
+        CHECK(m.save(*s, random_tokens(i, 20)).is_ok());
+        if (i % 10 == 0) {
+            CHECK(du(o.root_dir) <= o.max_bytes);
+        }
+    }
+    CHECK(s->stats().values.evicted_segments > 50);
+    const auto entry  = s->list().front();
+    const auto pages  = disk.folder_size(names::join(o.root_dir, names::join(hex(o.fingerprint), names::pages)));
+    std::printf("  %zu conversations, the folder of their pages takes %llu bytes\n", s->list().size(),
+                static_cast<unsigned long long>(pages));
+    CHECK(s->stats().disk_bytes >= du(o.root_dir));
+    CHECK(s->stats().disk_bytes <= du(o.root_dir) + 2 * disk_block); // lock and tag, if a file system keeps them elsewhere
+    const uint64_t before = s->stats().disk_bytes;
+    s = nullptr;
+    s = open(disk, o);
+    CHECK(s->stats().disk_bytes == before);
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, entry.hash, freed).is_ok());
+    CHECK(freed == entry.bytes_own);
+    CHECK(s->stats().disk_bytes == before - freed);
 }
 
 TEST(the_budget_is_exceeded_in_the_middle_of_a_write) {

@@ -111,7 +111,7 @@ TEST(a_cut_during_the_first_save_of_a_user_breaks_the_store) {
 TEST(a_cut_during_eviction_leaves_a_checkpoint_without_its_pages) {
     scene sc;
     sc.options = sc.m.options();
-    sc.options.max_bytes = 15 * disk_block;
+    sc.options.max_bytes = 15 * disk_block + folder_growth;
     std::vector<std::vector<token>> old;
     for (uint64_t i = 0; i < 3; i++) {
         old.push_back(random_tokens(i, 60));

@@ -89,6 +89,10 @@ public:
     // Folders are made 0700; ok when a folder is there already.
     virtual status make_dir(const std::string & path) = 0;
     virtual status list_dir(const std::string & path, std::vector<dir_entry> & out) = 0;
+
+    // Disk space of the folder itself, without what is in it: at least a block; 0 when there is none. Few file systems
+    // give any of it back when names go.
+    virtual uint64_t folder_size(const std::string & path) = 0;
     virtual status sync_dir(const std::string & path) = 0;
 
     virtual status rename(const std::string & from, const std::string & to) = 0;

@@ -162,6 +162,26 @@ uint64_t fault_env::used() const {
     return bytes;
 }
 
+void fault_env::add_name(const std::string & path, std::shared_ptr<node> file) {
+    now[path] = std::move(file);
+    const auto folder = now.find(folder_of(path));
+    if (folder == now.end()) {
+        return;
+    }
+    const std::string prefix  = folder->first + "/";
+    size_t            n_names = 0;
+    for (auto it = now.lower_bound(prefix); it != now.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it) {
+        n_names += it->first.find('/', prefix.size()) == std::string::npos;
+    }
+    folder->second->most_names = std::max(folder->second->most_names, n_names);
+}
+
+uint64_t fault_env::size_of(const node & file) {
+    constexpr size_t names_per_block = 32; // about what ext4 has of ours, its leaves being half empty
+    return file.type != file_type::folder ? disk_size(file.bytes.size())
+                                          : std::max<uint64_t>(1, (file.most_names + names_per_block - 1) / names_per_block) * disk_block;
+}
+
 void fault_env::fail_at(size_t n, fault what) {
     std::lock_guard<std::mutex> guard(mu);
     fault_at = n_calls + n;
@@ -300,7 +320,7 @@ uint64_t fault_env::disk_bytes() const {
     std::lock_guard<std::mutex> guard(mu);
     uint64_t bytes = 0;
     for (const auto & [path, file] : now) {
-        bytes += file->type == file_type::folder ? disk_block : disk_size(file->bytes.size());
+        bytes += size_of(*file);
     }
     return bytes;
 }
@@ -351,7 +371,7 @@ status fault_env::create_file(const std::string & path, std::unique_ptr<writable
     if (now.count(folder_of(path)) == 0) {
         return status::miss(path + ": No such folder");
     }
-    now[path] = std::make_shared<node>();
+    add_name(path, std::make_shared<node>());
     out = std::make_unique<fault_writable>(*this, path, now[path]);
     return status::ok();
 }
@@ -369,7 +389,7 @@ status fault_env::make_dir(const std::string & path) {
     }
     auto folder = std::make_shared<node>();
     folder->type = file_type::folder;
-    now[path] = folder;
+    add_name(path, folder);
     return status::ok();
 }
 
@@ -391,6 +411,12 @@ status fault_env::list_dir(const std::string & path, std::vector<dir_entry> & ou
         }
     }
     return status::ok();
+}
+
+uint64_t fault_env::folder_size(const std::string & path) {
+    std::lock_guard<std::mutex> guard(mu);
+    const auto it = now.find(path);
+    return it == now.end() ? 0 : size_of(*it->second);
 }
 
 status fault_env::sync_dir(const std::string & path) {
@@ -427,7 +453,7 @@ status fault_env::rename(const std::string & from, const std::string & to) {
     }
     const std::shared_ptr<node> moved = it->second;
     now.erase(it);
-    now[to] = moved;
+    add_name(to, moved);
     if (moved->type == file_type::folder) { // its children move along
         const std::string prefix = from + "/";
         tree              children;

@@ -68,6 +68,7 @@ public:
     status  create_file(const std::string & path, std::unique_ptr<writable_file> & out) override;
     status  make_dir(const std::string & path) override;
     status  list_dir(const std::string & path, std::vector<dir_entry> & out) override;
+    uint64_t folder_size(const std::string & path) override; // as ext4: it grows with names and never shrinks
     status  sync_dir(const std::string & path) override;
     status  rename(const std::string & from, const std::string & to) override;
     status  remove_file(const std::string & path) override;
@@ -85,11 +86,14 @@ private:
         file_type   type = file_type::file;
         std::string bytes;
         std::string synced;
+        size_t      most_names = 0; // ever, in a folder
     };
     using tree = std::map<std::string, std::shared_ptr<node>>; // by full path
 
     status before(const std::string & path, bool changes, fault * met = nullptr); // mu held
     uint64_t used() const;                                                        // mu held
+    void     add_name(const std::string & path, std::shared_ptr<node> file);      // mu held
+    static uint64_t size_of(const node & file);
 
     mutable std::mutex    mu;
     tree                  now;

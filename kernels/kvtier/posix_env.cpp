@@ -342,6 +342,15 @@ public:
         return result;
     }
 
+    uint64_t folder_size(const std::string & path) override {
+        struct stat info;
+        if (::lstat(path.c_str(), &info) != 0) {
+            return 0;
+        }
+        // st_blocks counts 512 bytes, whatever the file system's block. Some keep names elsewhere and say 0.
+        return std::max(disk_block, disk_size(static_cast<uint64_t>(info.st_blocks) * 512));
+    }
+
     status sync_dir(const std::string & path) override {
         const descriptor fd(open_retrying(path.c_str(), O_RDONLY | O_DIRECTORY));
         if (fd.get() < 0) {
@@ -417,7 +426,7 @@ status measure_tree(env & e, const std::string & path, uint64_t & bytes) {
     while (!folders.empty()) {
         const std::string folder = std::move(folders.back());
         folders.pop_back();
-        bytes += disk_block;
+        bytes += e.folder_size(folder);
         if (status s = e.list_dir(folder, entries); !s.is_ok() && !s.is_miss()) {
             return s;
         }
@@ -434,9 +443,11 @@ status measure_tree(env & e, const std::string & path, uint64_t & bytes) {
 
 status remove_tree(env & e, const std::string & path, uint64_t * bytes) {
     std::vector<std::string> folders = { path };
+    std::vector<uint64_t>    sizes; // of the folders
     std::vector<dir_entry>   entries;
     for (size_t i = 0; i < folders.size(); i++) {
         const std::string folder = folders[i];
+        sizes.push_back(e.folder_size(folder));
         if (status s = e.list_dir(folder, entries); !s.is_ok()) {
             return s;
         }
@@ -459,7 +470,7 @@ status remove_tree(env & e, const std::string & path, uint64_t * bytes) {
             return s;
         }
         if (bytes != nullptr) {
-            *bytes += disk_block;
+            *bytes += sizes[i];
         }
     }
     return status::ok();

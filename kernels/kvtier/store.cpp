@@ -46,7 +46,7 @@ status store::open(env & e, const store_options & options, std::unique_ptr<store
         }
     }
     const std::string name = hex(options.fingerprint);
-    state->budget->set_foreign(names::tag_file, 2 * disk_block); // the root itself and its tag
+    state->budget->set_foreign(names::tag_file, e.folder_size(root) + disk_block); // the root itself and its tag
     state->budget->own(name);
     if (status s = state->recover(); !s.is_ok()) {
         state->budget->release(state->own_bytes);
@@ -354,6 +354,7 @@ status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) 
         if (!removed.is_ok() && !removed.is_miss()) {
             return removed;
         }
+        s.forget_folders(s.folder_of(name_space));
         s.discharge(rest);
         bytes_freed += rest;
     }

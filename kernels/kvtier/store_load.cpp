@@ -77,8 +77,9 @@ status read_state(readable_file & file, uint64_t step, uint64_t offset, uint8_t 
 
 status read_small(readable_file & file, uint64_t offset, uint8_t * to, uint64_t size, read_progress & progress) {
     const span whole = { to, static_cast<size_t>(size) };
+    const status got = file.read(offset, &whole, 1);
     progress.n_bytes += size;
-    return file.read(offset, &whole, 1);
+    return got;
 }
 
 // Fills the buffer from the file and checks it on the way.

@@ -253,7 +253,7 @@ void store_state::scan_conversation(const key & name_space, uint64_t hash) {
     if (!list_finished(folder, entries).is_ok()) {
         return;
     }
-    charge(disk_block);
+    recount_folder(folder);
     auto & slot = conversations[{ name_space, hash }];
     slot = std::make_unique<conversation>();
     slot->name_space = name_space;
@@ -281,7 +281,7 @@ void store_state::scan_conversation(const key & name_space, uint64_t hash) {
                 discharge(disk_size(slot->index_size));
             }
             if (e.remove_dir(folder).is_ok()) {
-                discharge(disk_block);
+                discharge_folder(folder);
             }
         }
         conversations.erase({ name_space, hash });
@@ -294,7 +294,7 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
     if (status s = list_finished(folder, entries); !s.is_ok()) {
         return s;
     }
-    charge(disk_block);
+    recount_folder(folder);
     name_spaces[name_space];
     const bool anonymous = name_space == key{};
     for (const dir_entry & entry : entries) {
@@ -302,7 +302,7 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
         const bool        is_folder = entry.type == file_type::folder;
         uint64_t          hash      = 0;
         if (is_folder && (entry.name == names::pages || entry.name == names::anchors)) {
-            charge(disk_block);
+            recount_folder(path);
             std::vector<dir_entry> inside;
             (void) list_finished(path, inside).is_ok(); // a folder that cannot be read is one without files
             for (const dir_entry & file : inside) {
@@ -316,16 +316,18 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
             found.conversations.emplace_back(name_space, hash);
         } else if (anonymous && is_folder && entry.name == names::quarantine) {
             has_quarantine = true;
+            recount_folder(path);
             if (status s = measure_tree(e, path, quarantine_bytes); !s.is_ok()) {
                 return s;
             }
+            quarantine_bytes -= std::min(quarantine_bytes, e.folder_size(path));
             charge(quarantine_bytes);
             std::vector<dir_entry> aside;
             if (e.list_dir(path, aside).is_ok()) {
                 next_quarantine += aside.size();
             }
         } else if (anonymous && is_folder && entry.name == names::users) {
-            charge(disk_block); // its folders are scanned apart
+            recount_folder(path); // its folders are scanned apart
         } else if (anonymous && entry.type == file_type::file && entry.name == names::lock_file) {
             charge(disk_block);
         } else if (entry.name[0] == '.') {

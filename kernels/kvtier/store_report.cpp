@@ -21,7 +21,8 @@ std::vector<conversation_info> store::list() const {
         info.n_tokens   = newest.n_tokens;
         info.backend    = newest.backend;
         info.created_ms = c->checkpoints.begin()->second->created_ms;
-        info.bytes_own  = disk_block + disk_size(c->index_size);
+        const auto folder = s.folders.find(names::join(s.folder_of(c->name_space), hex(c->hash)));
+        info.bytes_own  = (folder == s.folders.end() ? 0 : folder->second) + disk_size(c->index_size);
 
         std::vector<const segment *> seen;
         for (const auto & [number, point] : c->checkpoints) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 
 namespace kvtier {
 
@@ -17,6 +18,40 @@ void store_state::charge(uint64_t bytes) {
 void store_state::discharge(uint64_t bytes) {
     budget->release(bytes);
     own_bytes -= std::min(own_bytes, bytes);
+}
+
+// Counts a folder for what it takes now.
+void store_state::recount_folder(const std::string & path) {
+    const uint64_t size = e.folder_size(path);
+    uint64_t       counted;
+    {
+        std::unique_lock<std::shared_mutex> guard(mu);
+        counted = std::exchange(folders[path], size);
+    }
+    charge(size);
+    discharge(counted);
+}
+
+// Gives what it was counted for.
+uint64_t store_state::discharge_folder(const std::string & path) {
+    uint64_t counted = 0;
+    {
+        std::unique_lock<std::shared_mutex> guard(mu);
+        if (const auto node = folders.extract(path)) {
+            counted = node.mapped();
+        }
+    }
+    discharge(counted);
+    return counted;
+}
+
+// After remove_tree, which says itself what it freed.
+void store_state::forget_folders(const std::string & tree) {
+    std::unique_lock<std::shared_mutex> guard(mu);
+    for (auto it = folders.lower_bound(tree); it != folders.end() && it->first.compare(0, tree.size(), tree) == 0;) {
+        const bool inside = it->first.size() == tree.size() || it->first[tree.size()] == '/';
+        it = inside ? folders.erase(it) : std::next(it);
+    }
 }
 
 uint64_t store_state::turn_of(const key & name_space) const {
@@ -155,25 +190,32 @@ void store_state::forget_conversation(conversation & c, doomed_files & out) {
 }
 
 uint64_t store_state::remove_files(const doomed_files & files) {
-    uint64_t freed = 0;
+    uint64_t              freed = 0;
+    std::set<std::string> touched;
     for (size_t i = 0; i < files.size(); i++) {
         const doomed_file & file = files[i];
         const std::string   path = names::join(file.folder, file.name);
-        const uint64_t      size = file.is_folder ? disk_block : disk_size(file.size);
         if (file.aside) {
-            set_aside(file.folder, file.name, size);
+            set_aside(file.folder, file.name, disk_size(file.size));
             continue;
         }
         const status s = file.is_folder ? e.remove_dir(path) : e.remove_file(path);
-        if (s.is_ok() || s.is_miss()) {
-            discharge(size);
-            freed += size;
+        touched.insert(file.folder);
+        if ((s.is_ok() || s.is_miss()) && file.is_folder) {
+            freed += discharge_folder(path);
+            touched.erase(path);
+        } else if (s.is_ok() || s.is_miss()) {
+            discharge(disk_size(file.size));
+            freed += disk_size(file.size);
         }
         const bool last_of_folder = i + 1 == files.size() || files[i + 1].folder != file.folder || !files[i + 1].sync;
         if (file.sync && last_of_folder && s.is_ok()) {
             count.syncs++;
             (void) e.sync_dir(file.folder).is_ok(); // if this fails, a checkpoint may come back and be set aside
         }
+    }
+    for (const std::string & folder : touched) {
+        recount_folder(folder);
     }
     return freed;
 }
@@ -185,8 +227,6 @@ void store_state::set_aside(const std::string & folder, const std::string & name
         if (!e.make_dir(aside).is_ok()) {
             return; // it stays where it is, unused
         }
-        charge(disk_block);
-        quarantine_bytes += disk_block;
         has_quarantine = true;
     }
     // A name may be as long as the system allows; what is added in front must still fit.
@@ -198,6 +238,7 @@ void store_state::set_aside(const std::string & folder, const std::string & name
     } else if (moved.is_miss()) {
         discharge(size);
     }
+    recount_folder(aside);
 }
 
 void store_state::finish_deferred() {
@@ -213,17 +254,21 @@ uint64_t store_state::empty_quarantine() {
     if (!has_quarantine) {
         return 0;
     }
-    uint64_t freed = 0;
-    (void) remove_tree(e, names::join(model_dir, names::quarantine), &freed).is_ok(); // frees what it can
-    uint64_t left = 0;
-    if (measure_tree(e, names::join(model_dir, names::quarantine), left).is_ok() && freed < quarantine_bytes) {
-        left = quarantine_bytes - freed;
-    } else {
-        left = 0;
+    const std::string aside = names::join(model_dir, names::quarantine);
+    uint64_t          freed = 0;
+    (void) remove_tree(e, aside, &freed).is_ok(); // frees what it can
+    const uint64_t folder = e.folder_size(aside);
+    uint64_t       left   = 0;
+    if (!measure_tree(e, aside, left).is_ok()) {
+        left = folder + quarantine_bytes;
     }
+    left = std::min(left - std::min(left, folder), quarantine_bytes);
     discharge(quarantine_bytes - left);
     quarantine_bytes = left;
-    has_quarantine   = left > 0;
+    has_quarantine   = folder > 0;
+    if (!has_quarantine) {
+        discharge_folder(aside);
+    }
     return freed;
 }
 

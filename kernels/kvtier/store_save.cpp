@@ -15,20 +15,23 @@ std::string store_state::folder_of(const key & name_space) const {
 }
 
 status store_state::make_folder(const std::string & parent, const std::string & name) {
-    if (!make_room(disk_block)) {
+    const std::string path = names::join(parent, name);
+    if (!make_room(disk_block + folder_growth)) {
         count.skipped_budget++;
-        return status::no_space(parent + "/" + name + ": no room in the cache's budget");
+        return status::no_space(path + ": no room in the cache's budget");
     }
-    status s = e.make_dir(names::join(parent, name));
+    status s = e.make_dir(path);
     if (s.is_ok()) {
         count.syncs++;
         s = e.sync_dir(parent);
         if (s.is_ok()) {
-            return s;
+            recount_folder(path);
+        } else {
+            (void) e.remove_dir(path).is_ok(); // the next save tries again, from the start
         }
-        (void) e.remove_dir(names::join(parent, name)).is_ok(); // the next save tries again, from the start
     }
-    discharge(disk_block);
+    recount_folder(parent);
+    discharge(disk_block + folder_growth);
     return s;
 }
 
@@ -39,7 +42,7 @@ status store_state::write_file(const std::string & folder, const std::string & n
         size += parts[i].size;
     }
     const std::string path = names::join(folder, name);
-    if (!make_room(disk_size(size))) {
+    if (!make_room(disk_size(size) + folder_growth)) {
         count.skipped_budget++;
         return status::no_space(path + ": " + std::to_string(size) + " bytes do not fit the cache's budget of " +
                                 std::to_string(budget->limit()));
@@ -48,7 +51,7 @@ status store_state::write_file(const std::string & folder, const std::string & n
     std::unique_ptr<writable_file> file;
     status                         s = e.create_file(temp, file);
     if (!s.is_ok()) {
-        discharge(disk_size(size));
+        discharge(disk_size(size) + folder_growth);
         return s;
     }
     s = file->append(parts, n_parts);
@@ -62,6 +65,8 @@ status store_state::write_file(const std::string & folder, const std::string & n
     if (s.is_ok()) {
         s = e.rename(temp, path);
     }
+    recount_folder(folder);
+    discharge(folder_growth);
     if (!s.is_ok()) {
         // What cannot be removed stays counted.
         if (const status removed = e.remove_file(temp); removed.is_ok() || removed.is_miss()) {
@@ -474,7 +479,7 @@ status store_state::save_checkpoint(const save_request & request, const key & na
     }
     if (!s.is_ok()) {
         if (is_new && e.remove_dir(folder).is_ok()) {
-            discharge(disk_block);
+            discharge_folder(folder);
         }
         return s;
     }

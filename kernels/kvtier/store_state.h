@@ -88,7 +88,7 @@ struct store_state {
     uint64_t                  next_segment = 1;
     uint64_t                  own_bytes = 0;      // what this store has in the budget
     bool                      has_quarantine = false;
-    uint64_t                  quarantine_bytes = 0;
+    uint64_t                  quarantine_bytes = 0; // without the folder itself
     uint64_t                  next_quarantine  = 1;
 
     mutable std::shared_mutex mu;
@@ -98,6 +98,7 @@ struct store_state {
     std::map<conversation_id, std::unique_ptr<conversation>>     conversations;
     std::map<key, name_space_state>                              name_spaces;
     std::vector<damage_note>                                     notes;
+    std::map<std::string, uint64_t>                              folders;  // what each is counted for, by path
     doomed_files                                                 deferred; // found by readers, left to the next writer
     mutable std::atomic<uint64_t>                                n_lookups{ 0 };
 
@@ -146,6 +147,9 @@ struct store_state {
     uint64_t empty_quarantine();
     void   charge(uint64_t bytes);
     void   discharge(uint64_t bytes);
+    void   recount_folder(const std::string & path);
+    uint64_t discharge_folder(const std::string & path);
+    void   forget_folders(const std::string & tree);
     uint64_t turn_of(const key & name_space) const;               // mu held
 };
 

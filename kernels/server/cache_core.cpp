@@ -339,14 +339,14 @@ static cache_miss failure_of(const status & s) {
 // Until the rest will have come by the time that what is there has been copied into the context. The inference thread does
 // that: it must not wait for a disk.
 bool cache_core::read_part(sequence_store & from, stored_part & part, cache_ticket & ticket) {
-    status s = from.begin_read(part.match, ticket.tokens, part.reading);
+    status s = from.begin_read(part.match, ticket.tokens, part.coming);
     if (s.is_ok()) {
         const double n_bytes = static_cast<double>(part.match.bytes_disk + part.match.bytes_ram);
         const double speed   = copy_speed.get() > 0 ? copy_speed.get() : unknown_copy_speed;
-        s = part.reading->wait_until_left(std::min(n_bytes / speed, max_left_ms / 1000));
+        s = part.coming->wait_until_left(std::min(n_bytes / speed, max_left_ms / 1000));
     }
     if (!s.is_ok()) {
-        part.reading.reset();
+        part.coming.reset();
         ticket.failure = failure_of(s);
         LOG_WRN("cache: %s\n", s.message().c_str());
         return false;
@@ -418,14 +418,14 @@ static void log_keys(int id_slot, const kvtier::match & m) {
 size_t cache_core::put(const slot_view & slot, cache_ticket & ticket, const std::function<bool()> & make_room) {
     const auto            start  = std::chrono::steady_clock::now();
     const kvtier::match & m      = ticket.target.match;
-    kvtier::loading &     coming = *ticket.target.reading;
+    kvtier::loading &     coming = *ticket.target.coming;
     if (draft_ctx != nullptr) {
         // First, because some draft contexts share the target's cells.
         llama_memory_seq_rm(llama_get_memory(draft_ctx), slot.id, -1, -1);
     }
     size_t n_tokens = 0;
     status s        = target->put(slot.id, coming, n_tokens);
-    while (!s.is_ok() && make_room()) {
+    while (!s.is_ok() && coming.wait().is_ok() && make_room()) { // files that cannot be read need no room
         s = target->put(slot.id, coming, n_tokens);
     }
     const status read = coming.wait();
@@ -448,7 +448,7 @@ size_t cache_core::put(const slot_view & slot, cache_ticket & ticket, const std:
     log_keys(slot.id, m);
     size_t n_draft = 0;
     if (ticket.draft.n_tokens() == n_tokens) {
-        (void) draft->put(slot.id, *ticket.draft.reading, n_draft);
+        (void) draft->put(slot.id, *ticket.draft.coming, n_draft);
         if (n_draft == n_tokens) {
             draft->used(ticket.draft.match);
         } else {

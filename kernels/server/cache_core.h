@@ -45,14 +45,14 @@ inline bool has_media(const std::vector<kvtier::token> & tokens) {
 // One context's part of a restore.
 struct stored_part {
     kvtier::match                    match;
-    std::unique_ptr<kvtier::loading> reading; // begun; what is left of it will have come when it is needed
+    std::unique_ptr<kvtier::loading> coming; // begun; what is left of it will have come when it is needed
 
     void clear() {
-        reading.reset(); // first: it uses the match
+        coming.reset(); // first: it uses the match
         match = {};
     }
 
-    size_t n_tokens() const { return reading ? reading->n_tokens() : 0; }
+    size_t n_tokens() const { return coming ? coming->n_tokens() : 0; }
 };
 
 // What was found and read for a request. Travels with its task; emptied by restore.
