@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--upstream", type=Path, help="an unpatched llama-server")
     parser.add_argument("--server", type=Path, default=find_home().server_binary("cpu"), help="ours")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--tokens", type=int, default=600, help="of a prompt")
+    parser.add_argument("--words", type=int, default=600, help="of a prompt")
     parser.add_argument("--answer", type=int, default=96, help="tokens of an answer")
     options = parser.parse_args(sys.argv[1:cut])
 
@@ -44,7 +44,7 @@ def main() -> None:
         peers = {OFF: ours, ON: ours}
         if options.upstream:
             peers[UPSTREAM] = Server(UPSTREAM, options.upstream, options.model, flags, Path(folder) / "theirs.log")
-        speeds = _measure(peers, options.rounds, options.tokens, options.answer)
+        speeds = _measure(peers, options.rounds, options.words, options.answer)
 
     table = Table(title=f"{options.model.name}: ratios to {OFF}, median and quartiles of {options.rounds} rounds")
     for column in ("", "prompt tokens/s", "ratio", "answer tokens/s", "ratio"):
@@ -59,7 +59,7 @@ def main() -> None:
     console.out.print(table)
 
 
-def _measure(peers: dict[str, Server], rounds: int, tokens: int, answer: int) -> dict[str, dict[str, list[float]]]:
+def _measure(peers: dict[str, Server], rounds: int, n_words: int, answer: int) -> dict[str, dict[str, list[float]]]:
     speeds: dict[str, dict[str, list[float]]] = {case: {"prompt": [], "answer": []} for case in peers}
     cases = list(peers)
     servers = list({id(peer): peer for peer in peers.values()}.values())
@@ -74,7 +74,7 @@ def _measure(peers: dict[str, Server], rounds: int, tokens: int, answer: int) ->
                     if case != UPSTREAM:
                         peer.post("/expert-tracking", {"enabled": case == ON})
                     peer.complete(f"Ready {turn}?", 4)  # the first graph after a change is built anew
-                    told = peer.complete(words(tokens, f"experts {turn}"), answer, ignore_eos=True, cache_prompt=False)
+                    told = peer.complete(words(n_words, f"experts {turn}"), answer, ignore_eos=True, cache_prompt=False)
                     speeds[case]["prompt"].append(told.timings["prompt_per_second"])
                     speeds[case]["answer"].append(told.timings["predicted_per_second"])
         finally:

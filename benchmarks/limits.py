@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ from typing import Any
 from benchmarks.stats import Stat, summarise
 
 CHUNK = 4 << 20
-LEAST_BYTES, MOST_BYTES = 64 << 20, 1 << 30
+LEAST_BYTES, MOST_BYTES = 64 << 20, 4 << 30
 ROUNDS = 3
 READERS = 4
 RESIDENT = 0.02  # of a file's pages; less than that in RAM counts as dropped
@@ -77,7 +78,8 @@ def measure_reading(folder: Path, n_bytes: int) -> dict[str, Any]:
     Each file is read once, as a restore reads what was written before a restart: a disk, or the host of a virtual one,
     may hand out faster what it has handed out before.
     """
-    size = max(LEAST_BYTES, min(MOST_BYTES, n_bytes)) // CHUNK * CHUNK
+    room = shutil.disk_usage(folder).free // 4
+    size = max(LEAST_BYTES, min(MOST_BYTES, n_bytes, room)) // CHUNK * CHUNK
     noise = [os.urandom(CHUNK) for _ in range(16)]  # some disks and file systems compress
     dropped = True
     speeds: dict[int, list[float]] = {1: [], READERS: []}

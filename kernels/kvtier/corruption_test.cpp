@@ -257,6 +257,28 @@ TEST(damage_while_the_store_is_open_reaches_the_model) {
     }
 }
 
+TEST(what_is_set_aside_counts_twice) {
+    const small_store base;
+    auto              disk = base.disk.clone();
+    const auto        cut  = [&](const std::string & path) {
+        if (disk->exists(path)) {
+            disk->put(path, disk->get(path).substr(1));
+        }
+    };
+    const auto files = base.state_files();
+    cut(files[0]);
+    CHECK(open(*disk, base.m.options()) != nullptr); // sets it aside
+    for (size_t i = 1; i < files.size(); i++) {      // these follow it, before that folder is looked at
+        cut(files[i]);
+    }
+    auto s = open(*disk, base.m.options());
+    CHECK(counts_what_is_there(*s, *disk));
+    uint64_t freed = 0;
+    CHECK(s->gc(freed).is_ok());
+    CHECK(freed > 0);
+    CHECK(counts_what_is_there(*s, *disk));
+}
+
 TEST(inspecting_a_damaged_store_changes_it) {
     const small_store base;
     auto              disk = base.disk.clone();

@@ -40,7 +40,7 @@ struct store_options {
     uint32_t     max_conversations = 256; // per namespace
     uint32_t     max_anchors       = 16;  // per conversation
     uint64_t     segment_bytes     = uint64_t(64) << 20; // larger saves are split into several files
-    uint32_t     n_read_threads    = 16;  // of one load, at most
+    uint32_t     n_read_threads    = 8;   // of one load, at most: enough for a fast disk, and sixteen were slower on a virtual one
     tier_windows windows;
     bool         inspect = false;     // change nothing: damaged files are counted where they are
 };

@@ -317,11 +317,12 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
         } else if (anonymous && is_folder && entry.name == names::quarantine) {
             has_quarantine = true;
             recount_folder(path);
+            const uint64_t counted = quarantine_bytes; // set aside a moment ago, from a folder that was scanned before
             if (status s = measure_tree(e, path, quarantine_bytes); !s.is_ok()) {
                 return s;
             }
             quarantine_bytes -= std::min(quarantine_bytes, e.folder_size(path));
-            charge(quarantine_bytes);
+            charge(quarantine_bytes - std::min(quarantine_bytes, counted));
             std::vector<dir_entry> aside;
             if (e.list_dir(path, aside).is_ok()) {
                 next_quarantine += aside.size();

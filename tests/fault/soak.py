@@ -124,13 +124,23 @@ class Tally:
 
 
 def disk_usage(folder: Path) -> int:
-    """Blocks that files and folders take, as the disk counts them; any of them may vanish meanwhile."""
-    total = 0
+    """Bytes of files and folders, as the disk counts them.
+
+    While one look goes from file to file, some vanish and others come: it may see both a file and what took its place.
+    What two looks saw was there at one moment, between them.
+    """
+    before, after = look(folder), look(folder)
+    return sum(min(before[key], after[key]) for key in before.keys() & after.keys())
+
+
+def look(folder: Path) -> dict[tuple[Path, int], int]:
+    seen = {}
     for parent, _, files in os.walk(folder):
         for path in (Path(parent), *(Path(parent, name) for name in files)):
             with contextlib.suppress(FileNotFoundError):
-                total += path.lstat().st_blocks * 512
-    return total
+                about = path.lstat()
+                seen[path, about.st_ino] = about.st_blocks * 512
+    return seen
 
 
 def client(number: int, url: str, scripts: list[Script], tally: Tally, stop: threading.Event) -> None:
