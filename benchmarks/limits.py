@@ -9,21 +9,23 @@ The last term is that evaluating even one token takes a pass through all weights
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
-import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.stats import Stat, summarise
 
 CHUNK = 4 << 20
-LEAST_BYTES, MOST_BYTES = 64 << 20, 4 << 30
+LEAST_BYTES, MOST_BYTES = 64 << 20, 1 << 30
 ROUNDS = 3
 READERS = 4
 RESIDENT = 0.02  # of a file's pages; less than that in RAM counts as dropped
@@ -78,21 +80,14 @@ def measure_reading(folder: Path, n_bytes: int) -> dict[str, Any]:
     Each file is read once, as a restore reads what was written before a restart: a disk, or the host of a virtual one,
     may hand out faster what it has handed out before.
     """
-    room = shutil.disk_usage(folder).free // 4
-    size = max(LEAST_BYTES, min(MOST_BYTES, n_bytes, room)) // CHUNK * CHUNK
-    noise = [os.urandom(CHUNK) for _ in range(16)]  # some disks and file systems compress
+    size = max(LEAST_BYTES, min(MOST_BYTES, n_bytes)) // CHUNK * CHUNK
     dropped = True
     speeds: dict[int, list[float]] = {1: [], READERS: []}
     for _ in range(ROUNDS):
         for readers, measured in speeds.items():
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".speed-") as file:
-                for i in range(size // CHUNK):
-                    file.write(noise[i % len(noise)])
-                file.flush()
-                os.fsync(file.fileno())
-                path = Path(file.name)
+            with scratch_file(folder, size) as path:
                 dropped = forget([path]) and dropped
-                measured.append(_read_speed(path, size, readers))
+                measured.append(read_speed(path, readers))
     return {
         "bytes": size,
         "page_cache": "dropped" if dropped else "kept",
@@ -102,7 +97,20 @@ def measure_reading(folder: Path, n_bytes: int) -> dict[str, Any]:
     }
 
 
-def _read_speed(path: Path, size: int, readers: int) -> float:
+@contextlib.contextmanager
+def scratch_file(folder: Path, size: int) -> Iterator[Path]:
+    """A file that is on the disk, of bytes that no disk and no file system can make less of."""
+    noise = np.frombuffer(os.urandom(CHUNK), dtype=np.uint64)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".speed-") as file:
+        for _ in range(max(1, size // CHUNK)):
+            file.write((noise ^ np.frombuffer(os.urandom(8), dtype=np.uint64)).tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+        yield Path(file.name)
+
+
+def read_speed(path: Path, readers: int = 1) -> float:
+    size = path.stat().st_size
     part = size // readers
 
     def read(number: int) -> None:

@@ -188,6 +188,9 @@ def of_limits(limits: dict[str, Any]) -> Table:
             f"{reading['parallel_bytes_per_s']['spread']:.0%}",
         ),
     ]
+    if beside := reading.get("beside_bytes_per_s"):
+        told = "the same, beside each restart, as much as was stored"
+        rows.append((told, f"{console.size(beside['median'])}/s", f"{beside['spread']:.0%}"))
     for name, what, unit in (
         ("copy_bytes_per_s", "copying from RAM into the backend", "B/s"),
         ("prefill_per_s", "evaluating a prompt", "tokens/s"),

@@ -10,13 +10,16 @@ A server that is not ours to restart is asked twice instead, with a new prompt e
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import OURS, ROOM_TOKENS, SIZES, UPSTREAM, Bench
-from benchmarks.limits import eval_ms, restore_limit_ms, speed_of
+from benchmarks.limits import eval_ms, forget, read_speed, restore_limit_ms, scratch_file, speed_of
 from benchmarks.peers import Answer, Peer, Server
 from benchmarks.progress import RunProgress
 from benchmarks.results import Result, write_json
@@ -27,6 +30,7 @@ NAME = "restart"
 PHASES = ("cold", "warm", "ram")
 # For models that go on at anchors only, the last one is this many tokens before the prompt's end at most.
 ANCHOR_TOKENS = 4
+LEAST_TWIN = 16 << 20  # bytes; less is read before a clock can tell
 
 
 def size_of(name: str) -> int:
@@ -110,20 +114,43 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
     if turn == 0:
         entry["again_text"] = ask("again").text
     peer.keep(size)
-    peer.stop()
-    if bench.options.damage and isinstance(peer, Server) and peer.cache is not None:
-        damage(peer.cache)
-    dropped = bench.forget(peer)
-    peer.start()
-    peer.warm_up()
-    warm = ask("warm", by_hand=True)
+    with _twin(peer) as twin:
+        peer.stop()
+        if bench.options.damage and isinstance(peer, Server) and peer.cache is not None:
+            damage(peer.cache)
+        dropped = bench.forget(peer)
+        if twin is not None:
+            forget([twin])
+        peer.start()
+        peer.warm_up()
+        twin_first = turn % 2 == 0  # a disk may be faster at first, or afterwards
+        speed = read_speed(twin) if twin is not None and twin_first else None
+        warm = ask("warm", by_hand=True)
+        speed = read_speed(twin) if twin is not None and not twin_first else speed
     row["warm"]["page_cache"] = "dropped" if dropped else "kept"
+    row["warm"]["read_bytes_per_s"] = speed
     _compare(result, peer, size, cold.text, entry["again_text"], warm.text)
     peer.warm_up()  # takes the slot
     ram = ask("ram")
     if peer.name == OURS:
         _check(result, size, warm, ram, bench.stats(peer, f"{size} end {turn + 1}"))
     peer.stop()
+
+
+@contextlib.contextmanager
+def _twin(peer: Peer) -> Iterator[Path | None]:
+    """A plain file as large as what our server has stored, written when that was.
+
+    Its reading is what the restore beside it is held against: disks, virtual ones above all, change their speed from
+    one moment to the next.
+    """
+    cache = peer.cache if isinstance(peer, Server) else None
+    size = sum(path.stat().st_size for path in cache.rglob("*")) if cache is not None else 0
+    if cache is None or shutil.disk_usage(cache).free < 2 * size:
+        yield None
+        return
+    with scratch_file(cache.parent, max(size, LEAST_TWIN)) as path:
+        yield path
 
 
 def _measured(answer: Answer, stats: dict[str, Any]) -> dict[str, Any]:
@@ -215,6 +242,10 @@ def end(limits: dict[str, Any], result: Result) -> None:
                 multiples = [row[phase]["times_limit"] for row in peer["rounds"] if "times_limit" in row.get(phase, {})]
                 if multiples:
                     peer[f"{phase}_times_limit"] = statistics.median(multiples)
+    rows = [row for case in result.get("cases", []) for peer in case["peers"].values() for row in peer["rounds"]]
+    beside = [row["warm"]["read_bytes_per_s"] for row in rows if row.get("warm", {}).get("read_bytes_per_s")]
+    if beside:
+        limits["reading"]["beside_bytes_per_s"] = summarise(beside)
 
 
 def _add_limits(limits: dict[str, Any], row: dict[str, Any]) -> None:
@@ -222,7 +253,8 @@ def _add_limits(limits: dict[str, Any], row: dict[str, Any]) -> None:
         return
     prefill, decode = row["cold"]["prefill_per_s"], row["cold"]["decode_per_s"]
     warm = row["warm"]
-    warm["limit_ms"] = restore_limit_ms(warm["bytes_read"], speed_of(limits), warm["evaluated"], prefill, decode)
+    speed = warm.get("read_bytes_per_s") or speed_of(limits)
+    warm["limit_ms"] = restore_limit_ms(warm["bytes_read"], speed, warm["evaluated"], prefill, decode)
     warm["times_limit"] = warm["ttft_ms"] / warm["limit_ms"]
     if "ram" in row and row["ram"].get("copy_bytes_per_s"):
         ram = row["ram"]

@@ -251,9 +251,9 @@ def test_unknown_size_is_a_traceback() -> None:
 
 
 def test_ratio_or_limit_of_a_restart_is_wrong() -> None:
-    def row(cold_ms: float, warm_ms: float) -> dict[str, Any]:
+    def row(cold_ms: float, warm_ms: float, speed: float | None = None) -> dict[str, Any]:
         cold = {"ttft_ms": cold_ms, "prefill_per_s": 1000.0, "decode_per_s": 100.0, "n_tokens": 100}
-        warm = {"ttft_ms": warm_ms, "bytes_read": 5e7, "bytes_from_ram": 0, "evaluated": 1}
+        warm = {"ttft_ms": warm_ms, "bytes_read": 5e7, "bytes_from_ram": 0, "evaluated": 1, "read_bytes_per_s": speed}
         ram = {"ttft_ms": 15.0, "bytes_from_ram": 5e7, "copy_bytes_per_s": 1e10, "evaluated": 1}
         return {"cold": cold, "warm": warm, "ram": ram}
 
@@ -262,12 +262,19 @@ def test_ratio_or_limit_of_a_restart_is_wrong() -> None:
     result: dict[str, Any] = {
         "cases": [{"size": "small", "peers": {"llama-run": {"rounds": rounds}, "upstream": {"rounds": []}}}]
     }
-    restart.end({"reading": {"sequential_bytes_per_s": {"median": 1e9}}}, result)
+    told: dict[str, Any] = {"reading": {"sequential_bytes_per_s": {"median": 1e9}}}
+    restart.end(told, result)
+    assert "beside_bytes_per_s" not in told["reading"]
     peer = result["cases"][0]["peers"]["llama-run"]
     assert peer["ttft_ms"]["warm"]["median"] == 60 and peer["ttft_ms"]["cold"]["n"] == 4
     assert peer["ratio"] == pytest.approx(1050 / 60)
     assert peer["warm_times_limit"] == pytest.approx(1.0), "50 MB at 1 GB/s, and a token of 10 ms"
     assert peer["ram_times_limit"] == pytest.approx(1.0)
+
+    rounds[:] = [row(1000, 50, speed=5e8), row(1000, 55, speed=5e8)]
+    restart.end(told, result)
+    assert [round(r["warm"]["limit_ms"]) for r in rounds] == [110, 110], "50 MB at what was read beside it"
+    assert told["reading"]["beside_bytes_per_s"]["median"] == 5e8
 
 
 def test_agents_estimates_are_wrong() -> None:
