@@ -109,24 +109,24 @@ def scratch_file(folder: Path, size: int) -> Iterator[Path]:
         yield Path(file.name)
 
 
-def read_speed(path: Path, readers: int = 1) -> float:
+def read_part(path: Path, offset: int, size: int) -> float:
+    """Seconds that it takes, in order."""
+    started = time.perf_counter()
+    buffer = bytearray(CHUNK)
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        left = size
+        while left > 0:
+            left -= file.readinto(memoryview(buffer)[: min(CHUNK, left)]) or left
+    return time.perf_counter() - started
+
+
+def read_speed(path: Path, readers: int) -> float:
     size = path.stat().st_size
     part = size // readers
-
-    def read(number: int) -> None:
-        buffer = bytearray(CHUNK)
-        with path.open("rb", buffering=0) as file:
-            file.seek(number * part)
-            left = part
-            while left > 0:
-                left -= file.readinto(memoryview(buffer)[: min(CHUNK, left)]) or left
-
     started = time.perf_counter()
-    if readers == 1:
-        read(0)
-    else:
-        with ThreadPoolExecutor(readers) as pool:
-            list(pool.map(read, range(readers)))
+    with ThreadPoolExecutor(readers) as pool:
+        list(pool.map(lambda number: read_part(path, number * part, part), range(readers)))
     return size / (time.perf_counter() - started)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import OURS, ROOM_TOKENS, SIZES, UPSTREAM, Bench
-from benchmarks.limits import eval_ms, forget, read_speed, restore_limit_ms, scratch_file, speed_of
+from benchmarks.limits import eval_ms, forget, read_part, restore_limit_ms, scratch_file, speed_of
 from benchmarks.peers import Answer, Peer, Server
 from benchmarks.progress import RunProgress
 from benchmarks.results import Result, write_json
@@ -114,23 +114,25 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
     if turn == 0:
         entry["again_text"] = ask("again").text
     peer.keep(size)
+    peer.stop()
+    if bench.options.damage and isinstance(peer, Server) and peer.cache is not None:
+        damage(peer.cache)
     with _twin(peer) as twin:
-        peer.stop()
-        if bench.options.damage and isinstance(peer, Server) and peer.cache is not None:
-            damage(peer.cache)
+        n_bytes = twin.stat().st_size if twin is not None else 0
         dropped = bench.forget(peer)
         if twin is not None:
-            forget([twin])
+            dropped = forget([twin]) and dropped
         peer.start()
         peer.warm_up()
-        twin_first = turn % 2 == 0  # a disk may be faster at first, or afterwards
-        speed = read_speed(twin) if twin is not None and twin_first else None
+        seconds = read_part(twin, 0, n_bytes // 2) if twin is not None else 0
         warm = ask("warm", by_hand=True)
-        speed = read_speed(twin) if twin is not None and not twin_first else speed
+        peer.warm_up()  # takes the slot
+        if twin is not None:
+            bench.stats(peer, f"{size} saved {turn + 1}", flush=True)  # nothing is written meanwhile
+            seconds += read_part(twin, n_bytes // 2, n_bytes - n_bytes // 2)
+            row["warm"]["read_bytes_per_s"] = n_bytes / seconds
     row["warm"]["page_cache"] = "dropped" if dropped else "kept"
-    row["warm"]["read_bytes_per_s"] = speed
     _compare(result, peer, size, cold.text, entry["again_text"], warm.text)
-    peer.warm_up()  # takes the slot
     ram = ask("ram")
     if peer.name == OURS:
         _check(result, size, warm, ram, bench.stats(peer, f"{size} end {turn + 1}"))
@@ -139,17 +141,17 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
 
 @contextlib.contextmanager
 def _twin(peer: Peer) -> Iterator[Path | None]:
-    """A plain file as large as what our server has stored, written when that was.
+    """A plain file as large as what our server has stored, written after that.
 
-    Its reading is what the restore beside it is held against: disks, virtual ones above all, change their speed from
-    one moment to the next.
+    Reading it, half before the restore and half afterwards, is what the restore is held against: disks, virtual ones
+    above all, change their speed from one moment to the next.
     """
     cache = peer.cache if isinstance(peer, Server) else None
-    size = sum(path.stat().st_size for path in cache.rglob("*")) if cache is not None else 0
+    size = max(LEAST_TWIN, sum(path.stat().st_size for path in cache.rglob("*"))) if cache is not None else 0
     if cache is None or shutil.disk_usage(cache).free < 2 * size:
         yield None
         return
-    with scratch_file(cache.parent, max(size, LEAST_TWIN)) as path:
+    with scratch_file(cache.parent, size) as path:
         yield path
 
 

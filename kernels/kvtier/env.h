@@ -90,9 +90,9 @@ public:
     virtual status make_dir(const std::string & path) = 0;
     virtual status list_dir(const std::string & path, std::vector<dir_entry> & out) = 0;
 
-    // Disk space of the folder itself, without what is in it: at least a block; 0 when there is none. Few file systems
-    // give any of it back when names go.
-    virtual uint64_t folder_size(const std::string & path) = 0;
+    // Disk space of the folder itself, without what is in it: at least a block. Few file systems give any of it back when
+    // names go. Miss when there is none.
+    virtual status folder_size(const std::string & path, uint64_t & out) = 0;
     virtual status sync_dir(const std::string & path) = 0;
 
     virtual status rename(const std::string & from, const std::string & to) = 0;

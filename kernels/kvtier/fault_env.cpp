@@ -177,9 +177,12 @@ void fault_env::add_name(const std::string & path, std::shared_ptr<node> file) {
 }
 
 uint64_t fault_env::size_of(const node & file) {
+    if (file.type != file_type::folder) {
+        return disk_size(file.bytes.size());
+    }
     constexpr size_t names_per_block = 32; // about what ext4 has of ours, its leaves being half empty
-    return file.type != file_type::folder ? disk_size(file.bytes.size())
-                                          : std::max<uint64_t>(1, (file.most_names + names_per_block - 1) / names_per_block) * disk_block;
+    const size_t     n_blocks        = (file.most_names + names_per_block - 1) / names_per_block;
+    return (n_blocks <= 1 ? 1 : n_blocks + 1) * disk_block; // the second comes with one for the index of both
 }
 
 void fault_env::fail_at(size_t n, fault what) {
@@ -284,7 +287,8 @@ void fault_env::put(const std::string & path, const std::string & bytes) {
     std::lock_guard<std::mutex> guard(mu);
     auto file = std::make_shared<node>();
     file->bytes = file->synced = bytes;
-    now[path] = durable[path] = file;
+    add_name(path, file);
+    durable[path] = file;
 }
 
 void fault_env::damage(const std::string & path) {
@@ -300,14 +304,16 @@ void fault_env::put_folder(const std::string & path) {
     std::lock_guard<std::mutex> guard(mu);
     auto folder = std::make_shared<node>();
     folder->type = file_type::folder;
-    now[path] = durable[path] = folder;
+    add_name(path, folder);
+    durable[path] = folder;
 }
 
 void fault_env::put_link(const std::string & path) {
     std::lock_guard<std::mutex> guard(mu);
     auto link = std::make_shared<node>();
     link->type = file_type::other;
-    now[path] = durable[path] = link;
+    add_name(path, link);
+    durable[path] = link;
 }
 
 void fault_env::erase(const std::string & path) {
@@ -413,10 +419,17 @@ status fault_env::list_dir(const std::string & path, std::vector<dir_entry> & ou
     return status::ok();
 }
 
-uint64_t fault_env::folder_size(const std::string & path) {
+status fault_env::folder_size(const std::string & path, uint64_t & out) {
     std::lock_guard<std::mutex> guard(mu);
+    if (status s = before(path, false); !s.is_ok()) {
+        return s;
+    }
     const auto it = now.find(path);
-    return it == now.end() ? 0 : size_of(*it->second);
+    if (it == now.end()) {
+        return status::miss(path + ": No such folder");
+    }
+    out = size_of(*it->second);
+    return status::ok();
 }
 
 status fault_env::sync_dir(const std::string & path) {
@@ -451,9 +464,12 @@ status fault_env::rename(const std::string & from, const std::string & to) {
     if (now.count(folder_of(to)) == 0) {
         return status::miss(to + ": No such folder");
     }
+    if (from == to) {
+        return status::ok();
+    }
     const std::shared_ptr<node> moved = it->second;
-    now.erase(it);
-    add_name(to, moved);
+    add_name(to, moved); // before the old name goes: a folder has both for a moment
+    now.erase(from);
     if (moved->type == file_type::folder) { // its children move along
         const std::string prefix = from + "/";
         tree              children;

@@ -68,7 +68,7 @@ public:
     status  create_file(const std::string & path, std::unique_ptr<writable_file> & out) override;
     status  make_dir(const std::string & path) override;
     status  list_dir(const std::string & path, std::vector<dir_entry> & out) override;
-    uint64_t folder_size(const std::string & path) override; // as ext4: it grows with names and never shrinks
+    status  folder_size(const std::string & path, uint64_t & out) override; // as ext4: it grows with names, and never shrinks
     status  sync_dir(const std::string & path) override;
     status  rename(const std::string & from, const std::string & to) override;
     status  remove_file(const std::string & path) override;

@@ -342,13 +342,14 @@ public:
         return result;
     }
 
-    uint64_t folder_size(const std::string & path) override {
+    status folder_size(const std::string & path, uint64_t & out) override {
         struct stat info;
         if (::lstat(path.c_str(), &info) != 0) {
-            return 0;
+            return from_errno(path, "look at folder", errno);
         }
         // st_blocks counts 512 bytes, whatever the file system's block. Some keep names elsewhere and say 0.
-        return std::max(disk_block, disk_size(static_cast<uint64_t>(info.st_blocks) * 512));
+        out = std::max(disk_block, disk_size(static_cast<uint64_t>(info.st_blocks) * 512));
+        return status::ok();
     }
 
     status sync_dir(const std::string & path) override {
@@ -426,10 +427,18 @@ status measure_tree(env & e, const std::string & path, uint64_t & bytes) {
     while (!folders.empty()) {
         const std::string folder = std::move(folders.back());
         folders.pop_back();
-        bytes += e.folder_size(folder);
-        if (status s = e.list_dir(folder, entries); !s.is_ok() && !s.is_miss()) {
+        uint64_t size = 0;
+        status   s    = e.folder_size(folder, size);
+        if (s.is_ok()) {
+            s = e.list_dir(folder, entries);
+        }
+        if (s.is_miss()) {
+            continue; // gone since
+        }
+        if (!s.is_ok()) {
             return s;
         }
+        bytes += size;
         for (const dir_entry & entry : entries) {
             if (entry.type == file_type::folder) {
                 folders.push_back(folder + "/" + entry.name);
@@ -447,7 +456,11 @@ status remove_tree(env & e, const std::string & path, uint64_t * bytes) {
     std::vector<dir_entry>   entries;
     for (size_t i = 0; i < folders.size(); i++) {
         const std::string folder = folders[i];
-        sizes.push_back(e.folder_size(folder));
+        uint64_t size = 0;
+        if (status s = e.folder_size(folder, size); !s.is_ok()) {
+            return s;
+        }
+        sizes.push_back(size);
         if (status s = e.list_dir(folder, entries); !s.is_ok()) {
             return s;
         }

@@ -45,8 +45,10 @@ status store::open(env & e, const store_options & options, std::unique_ptr<store
             return s;
         }
     }
-    const std::string name = hex(options.fingerprint);
-    state->budget->set_foreign(names::tag_file, e.folder_size(root) + disk_block); // the root itself and its tag
+    const std::string name      = hex(options.fingerprint);
+    uint64_t          root_size = disk_block;
+    (void) e.folder_size(root, root_size).is_ok();
+    state->budget->set_foreign(names::tag_file, root_size + disk_block); // the root itself and its tag
     state->budget->own(name);
     if (status s = state->recover(); !s.is_ok()) {
         state->budget->release(state->own_bytes);
@@ -322,7 +324,6 @@ status store::remove_conversation(const key & name_space, uint64_t hash, uint64_
 status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) {
     store_state & s = *state;
     std::lock_guard<std::mutex> writing(s.write_mu);
-    s.finish_deferred();
     doomed_files files;
     {
         std::unique_lock<std::shared_mutex> guard(s.mu);
@@ -345,18 +346,20 @@ status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) 
             s.forget_anchor(a, files);
         }
         s.name_spaces.erase(name_space);
+        files.insert(files.end(), s.deferred.begin(), s.deferred.end()); // before the tree goes, with which they would count again
+        s.deferred.clear();
     }
     s.ram.erase_name_space(name_space);
     bytes_freed = s.remove_files(files);
     if (name_space != key{}) {
         uint64_t rest = 0;
         const status removed = remove_tree(s.e, s.folder_of(name_space), &rest);
+        s.forget_gone_folders(s.folder_of(name_space));
+        s.discharge(rest);
+        bytes_freed += rest;
         if (!removed.is_ok() && !removed.is_miss()) {
             return removed;
         }
-        s.forget_folders(s.folder_of(name_space));
-        s.discharge(rest);
-        bytes_freed += rest;
     }
     return status::ok();
 }

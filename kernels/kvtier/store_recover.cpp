@@ -321,7 +321,9 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
             if (status s = measure_tree(e, path, quarantine_bytes); !s.is_ok()) {
                 return s;
             }
-            quarantine_bytes -= std::min(quarantine_bytes, e.folder_size(path));
+            uint64_t folder_size = 0;
+            (void) e.folder_size(path, folder_size).is_ok();
+            quarantine_bytes -= std::min(quarantine_bytes, folder_size);
             charge(quarantine_bytes - std::min(quarantine_bytes, counted));
             std::vector<dir_entry> aside;
             if (e.list_dir(path, aside).is_ok()) {

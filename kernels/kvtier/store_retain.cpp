@@ -20,16 +20,26 @@ void store_state::discharge(uint64_t bytes) {
     own_bytes -= std::min(own_bytes, bytes);
 }
 
-// Counts a folder for what it takes now.
+// Counts a folder for what it takes now. One that cannot be looked at stays counted as it was.
 void store_state::recount_folder(const std::string & path) {
-    const uint64_t size = e.folder_size(path);
-    uint64_t       counted;
+    uint64_t     size   = 0;
+    const status looked = e.folder_size(path, size);
+    if (looked.is_miss()) {
+        discharge_folder(path);
+    }
+    if (!looked.is_ok()) {
+        return;
+    }
+    uint64_t counted;
     {
         std::unique_lock<std::shared_mutex> guard(mu);
         counted = std::exchange(folders[path], size);
     }
-    charge(size);
-    discharge(counted);
+    if (size > counted) {
+        charge(size - counted);
+    } else {
+        discharge(counted - size);
+    }
 }
 
 // Gives what it was counted for.
@@ -46,11 +56,22 @@ uint64_t store_state::discharge_folder(const std::string & path) {
 }
 
 // After remove_tree, which says itself what it freed.
-void store_state::forget_folders(const std::string & tree) {
-    std::unique_lock<std::shared_mutex> guard(mu);
-    for (auto it = folders.lower_bound(tree); it != folders.end() && it->first.compare(0, tree.size(), tree) == 0;) {
-        const bool inside = it->first.size() == tree.size() || it->first[tree.size()] == '/';
-        it = inside ? folders.erase(it) : std::next(it);
+void store_state::forget_gone_folders(const std::string & tree) {
+    std::vector<std::string> known;
+    {
+        std::shared_lock<std::shared_mutex> guard(mu);
+        for (auto it = folders.lower_bound(tree); it != folders.end() && it->first.compare(0, tree.size(), tree) == 0; ++it) {
+            if (it->first.size() == tree.size() || it->first[tree.size()] == '/') {
+                known.push_back(it->first);
+            }
+        }
+    }
+    for (const std::string & path : known) {
+        uint64_t size = 0;
+        if (e.folder_size(path, size).is_miss()) {
+            std::unique_lock<std::shared_mutex> guard(mu);
+            folders.erase(path);
+        }
     }
 }
 
@@ -242,6 +263,9 @@ void store_state::set_aside(const std::string & folder, const std::string & name
 }
 
 void store_state::finish_deferred() {
+    if (options.inspect) {
+        return;
+    }
     doomed_files files;
     {
         std::unique_lock<std::shared_mutex> guard(mu);
@@ -257,23 +281,24 @@ uint64_t store_state::empty_quarantine() {
     const std::string aside = names::join(model_dir, names::quarantine);
     uint64_t          freed = 0;
     (void) remove_tree(e, aside, &freed).is_ok(); // frees what it can
-    const uint64_t folder = e.folder_size(aside);
-    uint64_t       left   = 0;
-    if (!measure_tree(e, aside, left).is_ok()) {
-        left = folder + quarantine_bytes;
+    uint64_t     folder = 0;
+    uint64_t     left   = 0;
+    status       looked = e.folder_size(aside, folder);
+    has_quarantine = !looked.is_miss();
+    if (looked.is_ok()) {
+        looked = measure_tree(e, aside, left);
     }
-    left = std::min(left - std::min(left, folder), quarantine_bytes);
-    discharge(quarantine_bytes - left);
-    quarantine_bytes = left;
-    has_quarantine   = folder > 0;
-    if (!has_quarantine) {
-        discharge_folder(aside);
+    if (looked.is_ok() || looked.is_miss()) { // else what is left is not known, and stays counted
+        left = std::min(left - std::min(left, folder), quarantine_bytes);
+        discharge(quarantine_bytes - left);
+        quarantine_bytes = left;
     }
+    recount_folder(aside);
     return freed;
 }
 
 bool store_state::evict_one() {
-    if (quarantine_bytes > 0 && empty_quarantine() > 0) {
+    if (has_quarantine && empty_quarantine() > 0) {
         return true;
     }
     std::shared_ptr<segment> worst_segment;

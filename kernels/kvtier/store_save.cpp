@@ -24,11 +24,10 @@ status store_state::make_folder(const std::string & parent, const std::string & 
     if (s.is_ok()) {
         count.syncs++;
         s = e.sync_dir(parent);
-        if (s.is_ok()) {
-            recount_folder(path);
-        } else {
+        if (!s.is_ok()) {
             (void) e.remove_dir(path).is_ok(); // the next save tries again, from the start
         }
+        recount_folder(path);
     }
     recount_folder(parent);
     discharge(disk_block + folder_growth);
@@ -476,6 +475,9 @@ status store_state::save_checkpoint(const save_request & request, const key & na
     if (s.is_ok()) {
         count.syncs++;
         s = e.sync_dir(folder);
+        if (!s.is_ok() && e.remove_file(names::join(folder, names::checkpoint(record.number))).is_ok()) {
+            discharge(disk_size(bytes.size())); // the next one takes its number
+        }
     }
     if (!s.is_ok()) {
         if (is_new && e.remove_dir(folder).is_ok()) {

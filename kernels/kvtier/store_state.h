@@ -149,7 +149,7 @@ struct store_state {
     void   discharge(uint64_t bytes);
     void   recount_folder(const std::string & path);
     uint64_t discharge_folder(const std::string & path);
-    void   forget_folders(const std::string & tree);
+    void   forget_gone_folders(const std::string & tree);
     uint64_t turn_of(const key & name_space) const;               // mu held
 };
 

@@ -406,6 +406,32 @@ TEST(every_failing_call_of_a_save_breaks_serving) {
     }
 }
 
+TEST(every_failing_call_of_a_users_removal_leaves_bytes_counted) {
+    model alice;
+    alice.user = "alice";
+    for (size_t n = 1;; n++) {
+        fault_env disk;
+        auto s = open(disk, alice.options());
+        const auto     beyond   = [&] { return s->stats().disk_bytes - disk.disk_bytes(); }; // a block for each empty file
+        const uint64_t at_first = beyond();
+        for (uint64_t i = 0; i < 6; i++) {
+            CHECK(alice.save(*s, random_tokens(i, 64), 0, true, { 32, 64 }).is_ok());
+        }
+        disk.reset_calls();
+        disk.fail_at(n, fault::io_error);
+        uint64_t freed = 0;
+        (void) s->remove_name_space(user_key("alice"), freed).is_ok();
+        const bool met = disk.calls() >= n;
+        disk.reset_calls();
+        CHECK(s->remove_name_space(user_key("alice"), freed).is_ok());
+        CHECK(beyond() == at_first);
+        CHECK(alice.restore(*s, random_tokens(1, 64)) == 0);
+        if (!met) {
+            break;
+        }
+    }
+}
+
 TEST(verify_misses_a_flipped_bit_of_state) {
     fault_env disk;
     model     m;

@@ -21,7 +21,7 @@ public:
     }
     status make_dir(const std::string & path) override { return e.make_dir(path); }
     status list_dir(const std::string & path, std::vector<dir_entry> & out) override { return e.list_dir(path, out); }
-    uint64_t folder_size(const std::string & path) override { return e.folder_size(path); }
+    status folder_size(const std::string & path, uint64_t & out) override { return e.folder_size(path, out); }
     status sync_dir(const std::string &) override { return status::ok(); }
     status rename(const std::string & from, const std::string & to) override { return e.rename(from, to); }
     status remove_file(const std::string & path) override { return e.remove_file(path); }

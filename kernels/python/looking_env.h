@@ -34,7 +34,7 @@ public:
     kvtier::status list_dir(const std::string & path, std::vector<kvtier::dir_entry> & out) override {
         return real.list_dir(path, out);
     }
-    uint64_t       folder_size(const std::string & path) override { return real.folder_size(path); }
+    kvtier::status folder_size(const std::string & path, uint64_t & out) override { return real.folder_size(path, out); }
     kvtier::status sync_dir(const std::string & path) override { return real.sync_dir(path); }
     kvtier::status rename(const std::string & from, const std::string & to) override { return real.rename(from, to); }
     kvtier::status remove_file(const std::string & path) override { return real.remove_file(path); }

@@ -130,16 +130,21 @@ def disk_usage(folder: Path) -> int:
     What two looks saw was there at one moment, between them.
     """
     before, after = look(folder), look(folder)
-    return sum(min(before[key], after[key]) for key in before.keys() & after.keys())
+    total = 0
+    for inode in before.keys() & after.keys():
+        (path, modified, size), (later_path, later_modified, later_size) = before[inode], after[inode]
+        if path == later_path or modified == later_modified:  # renamed, or still there; else the number's next owner
+            total += min(size, later_size)
+    return total
 
 
-def look(folder: Path) -> dict[tuple[Path, int], int]:
+def look(folder: Path) -> dict[int, tuple[Path, int, int]]:
     seen = {}
     for parent, _, files in os.walk(folder):
         for path in (Path(parent), *(Path(parent, name) for name in files)):
             with contextlib.suppress(FileNotFoundError):
                 about = path.lstat()
-                seen[path, about.st_ino] = about.st_blocks * 512
+                seen[about.st_ino] = path, about.st_mtime_ns, about.st_blocks * 512
     return seen
 
 
