@@ -351,6 +351,7 @@ status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) 
     }
     s.ram.erase_name_space(name_space);
     bytes_freed = s.remove_files(files);
+    bytes_freed += s.empty_quarantine(); // damaged files do not tell whose they are
     if (name_space != key{}) {
         uint64_t rest = 0;
         const status removed = remove_tree(s.e, s.folder_of(name_space), &rest);

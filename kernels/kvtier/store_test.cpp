@@ -406,6 +406,30 @@ TEST(every_failing_call_of_a_save_breaks_serving) {
     }
 }
 
+TEST(a_users_removal_leaves_damaged_files_behind) {
+    fault_env disk;
+    model     alice;
+    alice.user = "alice";
+    auto s = open(disk, alice.options());
+    const std::vector<token> tokens = random_tokens(1, 64);
+    CHECK(alice.save(*s, tokens).is_ok());
+    s = nullptr;
+    const size_t n_before = disk.files().size();
+    for (const std::string & path : disk.files()) {
+        if (path.find("/pages/") != std::string::npos) {
+            disk.damage(path);
+        }
+    }
+    s = open(disk, alice.options());
+    CHECK(alice.restore(*s, tokens) == 0); // sets them aside
+    uint64_t freed = 0;
+    CHECK(s->remove_name_space(user_key("alice"), freed).is_ok());
+    CHECK(n_before > disk.files().size());
+    for (const std::string & path : disk.files()) {
+        CHECK(path.find("/quarantine/") == std::string::npos && path.find("/u/") == std::string::npos);
+    }
+}
+
 TEST(every_failing_call_of_a_users_removal_leaves_bytes_counted) {
     model alice;
     alice.user = "alice";
