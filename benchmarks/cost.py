@@ -1,6 +1,6 @@
 """What the cache costs while nothing is restored: throughput and first byte, against the unpatched server.
 
-    python -m benchmarks.cost --upstream SERVER [MODEL] [--rounds 7]
+    python -m benchmarks.cost --upstream SERVER [MODEL] [--server SERVER] [--rounds 7] [-- FLAG ...]
 
 All servers run at once and are asked in turn, so that the machine's moods meet each of them. Every prompt is new.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,24 +23,25 @@ from pyrun.models.default import ensure_default_model
 
 
 def main() -> None:
+    home = find_home()
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file (default: the built-in model)")
     parser.add_argument("--upstream", type=Path, required=True, help="an unpatched llama-server")
+    parser.add_argument("--server", type=Path, default=home.server_binary("cpu"), help="ours")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tokens", type=int, default=600, help="of a prompt")
+    parser.add_argument("--words", type=int, default=600, help="of a prompt")
     parser.add_argument("--answer", type=int, default=96, help="tokens of an answer")
-    options = parser.parse_args()
+    options = parser.parse_args(sys.argv[1:cut])
 
-    home = find_home()
     model = options.model or ensure_default_model(home)
-    flags = ["-c", "4096", "-np", "1"]
-    program = home.server_binary("cpu")
+    flags = ["-c", "4096", "-np", "1", *sys.argv[cut + 1 :]]
     with tempfile.TemporaryDirectory(dir=home.root) as name:
         folder = Path(name)
         peers = [
             Server("upstream", options.upstream, model, flags, folder / "upstream.log"),
-            Server("cache off", program, model, flags, folder / "off.log"),
-            Server("cache on", program, model, flags, folder / "on.log", cache=folder / "cache"),
+            Server("cache off", options.server, model, flags, folder / "off.log"),
+            Server("cache on", options.server, model, flags, folder / "on.log", cache=folder / "cache"),
         ]
         prefill: dict[str, list[float]] = {peer.name: [] for peer in peers}
         decode: dict[str, list[float]] = {peer.name: [] for peer in peers}
@@ -50,7 +52,7 @@ def main() -> None:
                 peer.complete("Hello.", 1)
             for turn in range(options.rounds):
                 for peer in peers[turn % 3 :] + peers[: turn % 3]:
-                    answer = peer.complete(words(options.tokens, f"cost {turn}"), options.answer, ignore_eos=True)
+                    answer = peer.complete(words(options.words, f"cost {turn}"), options.answer, ignore_eos=True)
                     prefill[peer.name].append(answer.timings["prompt_per_second"])
                     decode[peer.name].append(answer.timings["predicted_per_second"])
                     short = (peer.complete(f"Number {turn}/{i}", 1).ttft_ms for i in range(5))
