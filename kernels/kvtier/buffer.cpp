@@ -3,12 +3,18 @@
 #include "kvtier/env.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <list>
 #include <mutex>
 #include <new>
 #include <utility>
 
 #include <sys/mman.h>
+#if defined(__linux__)
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace kvtier {
 
@@ -32,16 +38,24 @@ memory allocate(size_t size) {
     return memory(static_cast<uint8_t *>(bytes));
 }
 
+// Whether memory of `size` will do for a buffer that needs `wanted`, and not much of it is left over.
+bool fits(size_t size, size_t wanted) {
+    return size >= wanted && size - wanted <= wanted / 8;
+}
+
 class recycler {
 public:
-    memory take(size_t size) {
+    // size: what is needed; afterwards, what it is.
+    memory take(size_t & size) {
         if (size >= buffer::min_large) { // the allocator is as good for anything smaller
             std::lock_guard<std::mutex> guard(mu);
             for (auto it = idle.rbegin(); it != idle.rend(); ++it) {
-                if (it->first == size) {
+                if (fits(it->first, size)) {
+                    size = it->first;
                     memory found = std::move(it->second);
                     idle.erase(std::next(it).base());
                     idle_size -= size;
+                    changed.notify_all();
                     return found;
                 }
             }
@@ -56,10 +70,7 @@ public:
         std::lock_guard<std::mutex> guard(mu);
         idle.emplace_back(size, std::move(bytes));
         idle_size += size;
-        while (idle_size > buffer::max_idle_bytes) { // the longest unused go: another model's pages have another size
-            idle_size -= idle.front().first;
-            idle.pop_front();
-        }
+        trim();
     }
 
     size_t bytes() {
@@ -67,10 +78,44 @@ public:
         return idle_size;
     }
 
+    // Room for stock beyond max_idle_bytes.
+    void stock(size_t more) {
+        std::lock_guard<std::mutex> guard(mu);
+        stocked += more;
+    }
+
+    void unstock(size_t less, bool & over) {
+        std::lock_guard<std::mutex> guard(mu);
+        stocked -= less;
+        trim();
+        over = true;
+        changed.notify_all();
+    }
+
+    // Waits until there are fewer than n of this size. False: it is over.
+    bool wait_for_less(size_t size, size_t n, const bool & over) {
+        std::unique_lock<std::mutex> lock(mu);
+        changed.wait(lock, [&] { return over || count(size) < n; });
+        return !over;
+    }
+
 private:
+    void trim() {
+        while (idle_size > buffer::max_idle_bytes + stocked) { // the longest unused go: another model's have another size
+            idle_size -= idle.front().first;
+            idle.pop_front();
+        }
+    }
+
+    size_t count(size_t size) const {
+        return static_cast<size_t>(std::count_if(idle.begin(), idle.end(), [&](const auto & each) { return each.first == size; }));
+    }
+
     std::mutex                           mu;
+    std::condition_variable              changed;
     std::list<std::pair<size_t, memory>> idle; // longest unused first
     size_t                               idle_size = 0;
+    size_t                               stocked   = 0;
 };
 
 // Never destroyed: buffers may outlive static objects.
@@ -93,18 +138,51 @@ static size_t memory_of(size_t size) {
 }
 
 buffer::buffer(size_t size, uint64_t file_offset)
-    : bytes(the_recycler().take(memory_of(size))), n(size), lead(size < min_large ? 0 : file_offset % block_size) {}
+    : n(size), lead(size < min_large ? 0 : file_offset % block_size), capacity(memory_of(size)),
+      bytes(the_recycler().take(capacity)) {}
 
 buffer::~buffer() {
-    the_recycler().give(std::move(bytes), memory_of(n));
+    the_recycler().give(std::move(bytes), capacity);
 }
 
 size_t buffer::memory_size() const {
-    return memory_of(n);
+    return capacity;
 }
 
 size_t buffer::idle_bytes() {
     return the_recycler().bytes();
+}
+
+buffer_stock::buffer_stock(size_t size, size_t n) : size(memory_of(size)), n(size < buffer::min_large ? 0 : n) {
+    the_recycler().stock(this->size * this->n);
+    filler = std::thread([this] { fill(); });
+}
+
+buffer_stock::~buffer_stock() {
+    the_recycler().unstock(size * n, over);
+    filler.join();
+}
+
+// Where all processors are busy, this thread's work can wait: what it does in advance, others do when they have to.
+static void give_way() {
+#if defined(__linux__)
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 19);
+#endif
+}
+
+void buffer_stock::fill() {
+    give_way();
+    while (the_recycler().wait_for_less(size, n, over)) {
+        try {
+            memory bytes = allocate(size);
+            for (size_t at = 0; at < size; at += block_size) {
+                const_cast<volatile uint8_t *>(bytes.get())[at] = 0; // now the system has to find a page for it
+            }
+            the_recycler().give(std::move(bytes), size);
+        } catch (const std::bad_alloc &) {
+            return; // there is no memory to spare
+        }
+    }
 }
 
 } // namespace kvtier

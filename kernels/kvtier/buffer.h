@@ -5,7 +5,8 @@
 //
 // Memory that the system hands out for the first time costs a page fault for every 4 KiB, which takes several times as
 // long as reading those bytes from a warm page cache. Large buffers therefore ask for huge pages, and freed ones are kept
-// for the next one of their size, up to max_idle_bytes in the whole process.
+// for the next one of about their size, up to max_idle_bytes in the whole process. A buffer_stock has such memory at hand
+// before it is needed.
 //
 // Large buffers can be read into in whole blocks of a file (see env.h): the bytes then begin at the same place within a
 // block in memory as in the file, and what lies around them in their first and last block belongs to the buffer too.
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <thread>
 
 namespace kvtier {
 
@@ -45,9 +47,29 @@ public:
     using memory = std::unique_ptr<uint8_t[], free_memory>;
 
 private:
-    memory bytes;
     size_t n;
-    size_t lead; // bytes of the first block before data()
+    size_t lead;     // bytes of the first block before data()
+    size_t capacity; // what the memory has room for
+    memory bytes;
+};
+
+// Memory for n buffers of about this size, that has been written to before: got by a thread of its own, at once and again
+// whenever some of it was taken. Idle memory beyond max_idle_bytes is kept for it. It lasts as long as this object.
+class buffer_stock {
+public:
+    buffer_stock(size_t size, size_t n);
+    ~buffer_stock();
+
+    buffer_stock(const buffer_stock &) = delete;
+    buffer_stock & operator=(const buffer_stock &) = delete;
+
+private:
+    void fill();
+
+    const size_t size; // of the memory
+    const size_t n;
+    bool         over = false;
+    std::thread  filler;
 };
 
 using blob = std::shared_ptr<const buffer>;

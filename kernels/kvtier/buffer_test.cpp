@@ -3,7 +3,10 @@
 #include "kvtier/env.h"
 #include "kvtier/testing.h"
 
+#include <chrono>
 #include <cstring>
+#include <memory>
+#include <thread>
 #include <vector>
 
 using namespace kvtier;
@@ -61,6 +64,37 @@ TEST(small_buffers_are_kept) {
         CHECK(none.size() == 0);
     }
     CHECK(buffer::idle_bytes() == before);
+}
+
+// Whether it has become so within ten seconds.
+template <typename condition>
+static bool becomes(const condition & met) {
+    for (int i = 0; i < 1000 && !met(); i++) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return met();
+}
+
+TEST(a_stock_is_not_filled_again) {
+    const size_t before = buffer::idle_bytes();
+    {
+        buffer_stock stock(5 * mib, 40); // more than is kept without one
+        const size_t all = 40 * buffer(5 * mib).memory_size();
+        CHECK(becomes([&] { return buffer::idle_bytes() >= before + all; }));
+        std::vector<std::unique_ptr<buffer>> taken;
+        for (size_t i = 0; i < 10; i++) {
+            taken.push_back(std::make_unique<buffer>(5 * mib - 100 * i)); // about that size
+            CHECK(taken.back()->memory_size() == all / 40);
+        }
+        CHECK(becomes([&] { return buffer::idle_bytes() >= before + all; }));
+    }
+    CHECK(buffer::idle_bytes() <= buffer::max_idle_bytes);
+}
+
+TEST(stocked_memory_is_taken_for_a_much_smaller_buffer) {
+    buffer_stock stock(8 * mib, 2);
+    CHECK(becomes([] { return buffer::idle_bytes() >= 16 * mib; }));
+    CHECK(buffer(6 * mib).memory_size() < 7 * mib);
 }
 
 int main() {

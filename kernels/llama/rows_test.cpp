@@ -128,7 +128,8 @@ static bytes whole(llama_context * ctx, llama_seq_id seq, llama_state_seq_flags 
 
 static bytes rows(llama_context * ctx, llama_seq_id seq, int p0, int p1) {
     bytes res(llama_state_rows_size(ctx, seq, p0, p1));
-    res.resize(llama_state_rows_get(ctx, res.data(), res.size(), seq, p0, p1));
+    const llama_state_rows_room room = { p0, p1, res.data(), res.size() };
+    res.resize(llama_state_rows_get(ctx, &room, 1, seq));
     return res;
 }
 

@@ -13,6 +13,9 @@ using kvtier::status;
 // Enough for the copies of one append to be made at full speed.
 static constexpr uint64_t put_bytes = uint64_t(32) << 20;
 
+// Memory at hand for pages, at most: what a batch of a large model's leaves.
+static constexpr uint64_t most_stock = uint64_t(384) << 20;
+
 // A blob for kinds of memory that have nothing to store for a run but its tokens.
 static kvtier::blob no_rows() {
     static const kvtier::blob empty = std::make_shared<const buffer>(0);
@@ -30,9 +33,19 @@ status sequence_store::open(kvtier::env & e, llama_context * ctx, const sequence
         return s;
     }
     made->writer_ = std::make_unique<kvtier::writer>(*made->store_, options.queue_bytes);
-    llama_state_prepare(ctx);
+    made->prepare();
     out = std::move(made);
     return s;
+}
+
+// Neither the first page that is copied nor one that is read should wait for memory.
+void sequence_store::prepare() {
+    llama_state_prepare(ctx);
+    const size_t page = llama_state_rows_estimate(ctx, options.store.page_size);
+    if (page != 0) {
+        const uint64_t pages = std::min(most_stock, options.store.ram_bytes / 4) / page;
+        stock = std::make_unique<kvtier::buffer_stock>(page, std::min<uint64_t>(pages, llama_n_ctx(ctx) / options.store.page_size));
+    }
 }
 
 bool sequence_store::folded() const {
@@ -69,20 +82,28 @@ status sequence_store::take_anchor(llama_seq_id seq, uint32_t n_tokens, anchor_c
     return status::ok();
 }
 
-status sequence_store::copy_rows(llama_seq_id seq, kvtier::save_run & run) const {
-    if (!(parts & LLAMA_STATE_PART_ROWS)) {
-        run.data = no_rows();
-        return status::ok();
+status sequence_store::copy_rows(llama_seq_id seq, std::vector<kvtier::save_run> & runs) const {
+    std::vector<llama_state_rows_room> rooms;
+    size_t                             wanted = 0;
+    for (kvtier::save_run & run : runs) {
+        if (!(parts & LLAMA_STATE_PART_ROWS)) {
+            run.data = no_rows();
+            continue;
+        }
+        const llama_pos p0   = static_cast<llama_pos>(run.p0);
+        const llama_pos p1   = static_cast<llama_pos>(run.p1);
+        const auto      data = std::make_shared<buffer>(llama_state_rows_size(ctx, seq, p0, p1));
+        if (data->size() == 0) {
+            return status::miss("the sequence does not hold the rows of tokens " + std::to_string(run.p0) + " to " +
+                                std::to_string(run.p1));
+        }
+        rooms.push_back({ p0, p1, data->data(), data->size() });
+        wanted  += data->size();
+        run.data = data;
     }
-    const llama_pos p0   = static_cast<llama_pos>(run.p0);
-    const llama_pos p1   = static_cast<llama_pos>(run.p1);
-    const size_t    size = llama_state_rows_size(ctx, seq, p0, p1);
-    const auto      data = std::make_shared<buffer>(size);
-    if (size == 0 || llama_state_rows_get(ctx, data->data(), size, seq, p0, p1) != size) {
-        return status::miss("the sequence does not hold the rows of tokens " + std::to_string(run.p0) + " to " +
-                            std::to_string(run.p1));
+    if (!rooms.empty() && llama_state_rows_get(ctx, rooms.data(), rooms.size(), seq) != wanted) {
+        return status::miss("the context does not give its rows now");
     }
-    run.data = data;
     return status::ok();
 }
 
@@ -112,11 +133,8 @@ status sequence_store::save(llama_seq_id seq, const sequence_turn & turn) {
     request.folded     = folded();
     request.roles      = turn.roles;
     request.backend    = options.backend;
-    for (kvtier::save_run & run : request.runs) {
-        const status s = copy_rows(seq, run);
-        if (!s.is_ok()) {
-            return s;
-        }
+    if (const status s = copy_rows(seq, request.runs); !s.is_ok()) {
+        return s;
     }
     for (kvtier::save_anchor & planned : request.anchors) {
         for (const anchor_copy & anchor : anchors) {

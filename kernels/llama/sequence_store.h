@@ -12,6 +12,7 @@
 // read too, and is meant for a worker. Ownership: the context must outlive this object. No exception but for lack of memory.
 #pragma once
 
+#include "kvtier/buffer.h"
 #include "kvtier/env.h"
 #include "kvtier/loading.h"
 #include "kvtier/search.h"
@@ -102,16 +103,18 @@ public:
 private:
     sequence_store(llama_context * ctx, const sequence_store_options & options);
 
+    void               prepare();
     kvtier::chain_root root(const sequence_scope & scope) const;
-    kvtier::status     copy_rows(llama_seq_id seq, kvtier::save_run & run) const;
+    kvtier::status     copy_rows(llama_seq_id seq, std::vector<kvtier::save_run> & runs) const;
     kvtier::status     put_parts(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
     kvtier::status     put_rows(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
 
-    llama_context *                 ctx;
-    const sequence_store_options    options;
-    const uint32_t                  parts;   // of llama_state_part; 0 = one piece
-    std::unique_ptr<kvtier::store>  store_;
-    std::unique_ptr<kvtier::writer> writer_; // after store_: it must go first
+    llama_context *                       ctx;
+    const sequence_store_options          options;
+    const uint32_t                        parts;   // of llama_state_part; 0 = one piece
+    std::unique_ptr<kvtier::buffer_stock> stock;   // for pages
+    std::unique_ptr<kvtier::store>        store_;
+    std::unique_ptr<kvtier::writer>       writer_; // after store_: it must go first
 };
 
 } // namespace llama_run

@@ -46,6 +46,8 @@ constexpr uint32_t BLOCK_EXT   = 1; // the caches of this model remember more of
 constexpr uint32_t BLOCK_CELLS = 2; // where each row should go if it can
 constexpr uint32_t BLOCK_MORE  = 4; // the rows before this block's come in the next one
 
+constexpr size_t HEADERS_BYTES = 16u << 10; // of a block and of its layers, at most
+
 struct block_header {
     uint32_t magic;
     uint32_t version;
@@ -340,6 +342,11 @@ struct llama_state_access {
         noted.make(copies::TO_TENSOR, sched);
     }
 
+    // Of all layers together.
+    size_t row_bytes() const {
+        return (rows->size_k_bytes() + rows->size_v_bytes())/rows->get_n_stream()/rows->get_size();
+    }
+
     llama_pos rows_count(llama_seq_id seq_id) const {
         const auto & by_pos = rows->v_cells[rows->seq_to_stream[seq_id]].seq_pos_get(seq_id);
         if (by_pos.empty()) {
@@ -459,28 +466,37 @@ size_t guarded(const char * func, F && f) {
     }
 }
 
-size_t rows_write(const char * func, llama_context * ctx, writer io, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+// Bytes of all rooms; into those that have data, the rows are copied.
+size_t rows_write(const char * func, llama_context * ctx, const llama_state_rows_room * rooms, size_t n_rooms, llama_seq_id seq_id) {
     return guarded(func, [&] {
         const llama_state_access mem(ctx);
         if (!mem.rows) {
             return (size_t) 0;
         }
         mem.check_seq(ctx, seq_id);
-        mem.write_block(io, *mem.rows, seq_id, p0, p1);
-        io.finish(ctx->get_sched());
-        return io.n_bytes();
+        copies noted;
+        size_t size = 0;
+        for (size_t i = 0; i < n_rooms; ++i) {
+            writer io(rooms[i].data, rooms[i].size, noted);
+            mem.write_block(io, *mem.rows, seq_id, rooms[i].p0, rooms[i].p1);
+            size += io.n_bytes();
+        }
+        noted.make(copies::TO_HOST, ctx->get_sched());
+        return size;
     });
 }
 
-size_t folded_write(const char * func, llama_context * ctx, writer io, llama_seq_id seq_id, uint32_t flags) {
+size_t folded_write(const char * func, llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags) {
     return guarded(func, [&] {
         const llama_state_access mem(ctx);
         if (!mem.folded()) {
             return (size_t) 0;
         }
         mem.check_seq(ctx, seq_id);
+        copies noted;
+        writer io(dst, size, noted);
         mem.write_folded(io, seq_id, flags);
-        io.finish(ctx->get_sched());
+        noted.make(copies::TO_HOST, ctx->get_sched());
         return io.n_bytes();
     });
 }
@@ -512,16 +528,25 @@ llama_pos llama_state_rows_count(const llama_context * ctx, llama_seq_id seq_id)
     });
 }
 
-size_t llama_state_rows_size(llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
-    return rows_write(__func__, ctx, writer(nullptr, 0), seq_id, p0, p1);
+size_t llama_state_rows_estimate(const llama_context * ctx, uint32_t n) {
+    const llama_state_access mem(ctx);
+    if (!mem.rows) {
+        return 0;
+    }
+    return mem.row_bytes()*n + HEADERS_BYTES;
 }
 
-size_t llama_state_rows_get(llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
-    if (!dst) {
+size_t llama_state_rows_size(llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    const llama_state_rows_room counted = { p0, p1, nullptr, 0 };
+    return rows_write(__func__, ctx, &counted, 1, seq_id);
+}
+
+size_t llama_state_rows_get(llama_context * ctx, const llama_state_rows_room * rooms, size_t n_rooms, llama_seq_id seq_id) {
+    if (std::any_of(rooms, rooms + n_rooms, [](const llama_state_rows_room & room) { return !room.data; })) {
         return 0;
     }
     ctx->synchronize();
-    return rows_write(__func__, ctx, writer(dst, size), seq_id, p0, p1);
+    return rows_write(__func__, ctx, rooms, n_rooms, seq_id);
 }
 
 size_t llama_state_rows_append(llama_context * ctx, const llama_state_rows_block * blocks, size_t n_blocks, llama_seq_id seq_id) {
@@ -545,7 +570,7 @@ size_t llama_state_rows_append(llama_context * ctx, const llama_state_rows_block
 }
 
 size_t llama_state_folded_size(llama_context * ctx, llama_seq_id seq_id, uint32_t flags) {
-    return folded_write(__func__, ctx, writer(nullptr, 0), seq_id, flags);
+    return folded_write(__func__, ctx, nullptr, 0, seq_id, flags);
 }
 
 size_t llama_state_folded_get(llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags) {
@@ -553,7 +578,7 @@ size_t llama_state_folded_get(llama_context * ctx, uint8_t * dst, size_t size, l
         return 0;
     }
     ctx->synchronize();
-    return folded_write(__func__, ctx, writer(dst, size), seq_id, flags);
+    return folded_write(__func__, ctx, dst, size, seq_id, flags);
 }
 
 size_t llama_state_folded_set(llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq_id, llama_pos n_tokens) {

@@ -42,6 +42,9 @@ LLAMA_API bool llama_state_has_window(const struct llama_context * ctx);
 // llama_memory_seq_pos_max answers for the folded part where there is one, so it is no substitute.
 LLAMA_API llama_pos llama_state_rows_count(const struct llama_context * ctx, llama_seq_id seq_id);
 
+// About as many bytes as the rows of n positions take, a few more rather than less; 0 where there is no rows part.
+LLAMA_API size_t llama_state_rows_estimate(const struct llama_context * ctx, uint32_t n);
+
 // Rows of positions [p0, p1). 0: no rows part, positions missing or shared by several cells (an image), a shift or a copy
 // that waits for the next llama_decode, or dst is too small. Otherwise the number of bytes.
 LLAMA_API size_t llama_state_rows_size(
@@ -50,15 +53,22 @@ LLAMA_API size_t llama_state_rows_size(
                    llama_pos   p0,
                    llama_pos   p1);
 
-LLAMA_API size_t llama_state_rows_get(
-        struct llama_context * ctx,
-                     uint8_t * dst,
-                      size_t   size,
-                llama_seq_id   seq_id,
-                   llama_pos   p0,
-                   llama_pos   p1);
+// Room for the rows of positions [p0, p1).
+struct llama_state_rows_room {
+    llama_pos p0;
+    llama_pos p1;
+    uint8_t * data;
+    size_t    size;
+};
 
-// Exactly one result of llama_state_rows_get.
+// Fills each of them. Returns the bytes of all, or 0. Many in one call are faster than one after the other.
+LLAMA_API size_t llama_state_rows_get(
+                      struct llama_context * ctx,
+        const struct llama_state_rows_room * rooms,
+                                    size_t   n_rooms,
+                              llama_seq_id   seq_id);
+
+// Exactly what llama_state_rows_get fills one room with.
 struct llama_state_rows_block {
     const uint8_t * data;
     size_t          size;

@@ -20,7 +20,8 @@ namespace state_rows {
 
 class writer : public llama_io_write_i {
 public:
-    writer(uint8_t * dst, size_t size) : dst(dst), size(size) {} // dst == nullptr: only count
+    // dst == nullptr: only count
+    writer(uint8_t * dst, size_t size, copies & noted) : dst(dst), size(size), noted(noted) {}
 
     void write(const void * src, size_t n) override {
         if (uint8_t * p = take(n)) {
@@ -36,8 +37,6 @@ public:
 
     size_t n_bytes() override { return done; }
 
-    void finish(ggml_backend_sched_t sched) { noted.make(copies::TO_HOST, sched); }
-
 private:
     uint8_t * take(size_t n) {
         if (dst && n > size - done) {
@@ -51,7 +50,7 @@ private:
     uint8_t * dst;
     size_t    size;
     size_t    done = 0;
-    copies    noted;
+    copies  & noted;
 };
 
 class reader : public llama_io_read_i {
