@@ -32,14 +32,26 @@ save_request writer::plan(const plan_request & request) const {
 bool writer::enqueue(save_request request) {
     const uint64_t size = request.bytes();
     std::lock_guard<std::mutex> guard(mu);
-    if (stopping || size > max_bytes || bytes > max_bytes - size) {
-        target.count().skipped_queue_full++;
+    if (!admits(size)) {
         return false;
     }
     bytes += size;
     n_queued++;
     queue.push_back(std::move(request));
     changed.notify_all();
+    return true;
+}
+
+bool writer::has_room(uint64_t n_bytes) {
+    std::lock_guard<std::mutex> guard(mu);
+    return admits(n_bytes);
+}
+
+bool writer::admits(uint64_t n_bytes) {
+    if (stopping || n_bytes > max_bytes || bytes > max_bytes - n_bytes) {
+        target.count().skipped_queue_full++;
+        return false;
+    }
     return true;
 }
 

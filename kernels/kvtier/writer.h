@@ -32,6 +32,9 @@ public:
     // False when the queue is full or the writer has stopped; counted as skipped.
     bool enqueue(save_request request);
 
+    // The same for a request of about that size, so that nothing is copied in vain.
+    bool has_room(uint64_t n_bytes);
+
     // What these tokens could restore once a queued save is on disk.
     struct promise {
         size_t   n_tokens = 0; // 0: nothing of it is queued
@@ -54,6 +57,7 @@ public:
 
 private:
     void run();
+    bool admits(uint64_t n_bytes);
 
     store &                   target;
     const uint64_t            max_bytes;

@@ -93,7 +93,10 @@ TEST(a_full_queue_blocks_or_goes_uncounted) {
     }
     CHECK(refused > 0);
     CHECK(s->stats().values.skipped_queue_full == refused);
+    CHECK(!w.has_room(2001));
+    CHECK(s->stats().values.skipped_queue_full == refused + 1);
     w.stop();
+    CHECK(w.queued_bytes() == 0 && !w.has_room(1)); // it has stopped
     CHECK(s->stats().values.checkpoints_written == 20 - refused);
     CHECK(!w.enqueue({}));
 }

@@ -82,6 +82,14 @@ status sequence_store::take_anchor(llama_seq_id seq, uint32_t n_tokens, anchor_c
     return status::ok();
 }
 
+uint64_t sequence_store::estimate(const std::vector<kvtier::save_run> & runs) const {
+    uint64_t n_bytes = 0;
+    for (const kvtier::save_run & run : runs) {
+        n_bytes += llama_state_rows_estimate(ctx, run.p1 - run.p0);
+    }
+    return n_bytes;
+}
+
 status sequence_store::copy_rows(llama_seq_id seq, std::vector<kvtier::save_run> & runs) const {
     std::vector<llama_state_rows_room> rooms;
     size_t                             wanted = 0;
@@ -133,6 +141,10 @@ status sequence_store::save(llama_seq_id seq, const sequence_turn & turn) {
     request.folded     = folded();
     request.roles      = turn.roles;
     request.backend    = options.backend;
+    const status behind = status::no_space("the writer is behind: this turn is not stored");
+    if (!writer_->has_room(estimate(request.runs))) {
+        return behind;
+    }
     if (const status s = copy_rows(seq, request.runs); !s.is_ok()) {
         return s;
     }
@@ -144,7 +156,7 @@ status sequence_store::save(llama_seq_id seq, const sequence_turn & turn) {
         }
     }
     if (!writer_->enqueue(std::move(request))) {
-        return status::no_space("the writer is behind: this turn is not stored");
+        return behind;
     }
     return status::ok();
 }

@@ -105,6 +105,7 @@ private:
 
     void               prepare();
     kvtier::chain_root root(const sequence_scope & scope) const;
+    uint64_t           estimate(const std::vector<kvtier::save_run> & runs) const; // bytes of their rows
     kvtier::status     copy_rows(llama_seq_id seq, std::vector<kvtier::save_run> & runs) const;
     kvtier::status     put_parts(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
     kvtier::status     put_rows(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;

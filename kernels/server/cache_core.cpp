@@ -38,6 +38,10 @@ void speed::add(double amount, double seconds) {
     value.store(old == 0 ? now : 0.7 * old + 0.3 * now);
 }
 
+void speed::doubt() {
+    value.store(1.15 * value.load());
+}
+
 void cache_ticket::clear() {
     if (core) {
         core->in_flight -= in_flight;
@@ -222,18 +226,40 @@ void cache_core::arrive(server_task & task, const std::string & user) {
     look(*ticket);
     const size_t n_in_slot = best_idle_offer(*ticket);
     wait_for_writer(*ticket, n_in_slot);
-    const kvtier::match & m = ticket->target.match;
     if (!worth_reading(*ticket, n_in_slot)) {
         ticket->failure = cache_miss::none; // the slot it gets decides
         return;
     }
-    // Requests that wait for a slot must not pile up state in RAM: beyond the budget they read when their turn comes.
-    const uint64_t waiting = in_flight.load();
-    if (waiting > 0 && waiting + m.bytes_disk > target->store().options().ram_bytes) {
-        target->store().prefetch(m);
+    if (!reserve(*ticket, false)) {
+        target->store().prefetch(ticket->target.match);
         return;
     }
     read(*ticket);
+}
+
+// Requests that wait for a slot must not pile up state in RAM: beyond the budget they read when their turn comes, `always`.
+bool cache_core::reserve(cache_ticket & ticket, bool always) {
+    const uint64_t n_bytes = ticket.target.match.bytes_disk + ticket.draft.match.bytes_disk;
+    in_flight -= ticket.in_flight;
+    ticket.in_flight     = 0;
+    const uint64_t others = in_flight.fetch_add(n_bytes);
+    if (!always && others > 0 && others + n_bytes > target->store().options().ram_bytes) {
+        in_flight -= n_bytes;
+        return false;
+    }
+    ticket.in_flight = n_bytes;
+    return true;
+}
+
+// A server that falls asleep closes its store, which a read must not see. Whatever is posted puts that off: this is a request
+// to cancel nothing.
+void cache_core::stay_awake() {
+    if (may_sleep) {
+        server_task nothing(SERVER_TASK_TYPE_CANCEL);
+        nothing.id        = queue.get_new_id();
+        nothing.id_target = nothing.id;
+        queue.post(std::move(nothing));
+    }
 }
 
 // The user's own slot that holds most of the prompt; else an empty one; else the user's least recently used; else the least
@@ -351,13 +377,12 @@ bool cache_core::read_part(sequence_store & from, stored_part & part, cache_tick
         LOG_WRN("cache: %s\n", s.message().c_str());
         return false;
     }
-    ticket.in_flight += part.match.bytes_disk;
-    in_flight        += part.match.bytes_disk;
     return true;
 }
 
 void cache_core::read(cache_ticket & ticket) {
     const auto start = std::chrono::steady_clock::now();
+    stay_awake();
     ticket.n_reads++;
     ticket.failure = cache_miss::none;
     if (read_part(*target, ticket.target, ticket) && draft != nullptr && ticket.draft.match.n_tokens > 0) {
@@ -380,10 +405,16 @@ void cache_core::run_reader() {
         guard.unlock();
         wait_for_writer(*ticket, ticket->n_in_slot);
         if (worth_reading(*ticket, ticket->n_in_slot)) {
+            (void) reserve(*ticket, true);
             read(*ticket);
         }
         ticket->reading = false;
         n_reads_done++;
+        guard.lock();
+        if (stopping) {
+            return; // whoever waits for this thread may hold the queue
+        }
+        guard.unlock();
         offer_deferred_again();
         guard.lock();
     }
@@ -439,7 +470,10 @@ size_t cache_core::put(const slot_view & slot, cache_ticket & ticket, const std:
         if (m.bytes_ram + m.bytes_disk >= least_told_by) {
             copy_speed.add(static_cast<double>(m.bytes_ram + m.bytes_disk), ms_since(start) / 1000 - coming.seconds_waited());
         }
-        disk_speed.add(static_cast<double>(m.bytes_disk), coming.seconds_read());
+        // Reads at once share a disk, and none of them says how fast it is.
+        if (m.bytes_disk >= least_told_by && in_flight == ticket.in_flight) {
+            disk_speed.add(static_cast<double>(m.bytes_disk), coming.seconds_read());
+        }
     }
     if (n_tokens == 0) {
         return 0;
@@ -569,13 +603,22 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     rec.report.restore_ms = n_restored > 0 ? static_cast<float>(ticket.read_ms + put_ms) : 0;
     log(slot, ticket, rec.report, std::max(n_restored, wanted ? 0 : n_in_slot));
 
+    if (rec.report.miss == cache_miss::recompute_faster) {
+        disk_speed.doubt();
+    }
+
+    if (n_restored == 0 && !known && offer.common(ticket.tokens) == 0) {
+        prompt.clear(); // nothing of it is used, and whether it is exact nobody knows
+    }
+    rec.tokens     = tokens_of(prompt.tokens, prompt.tokens.size());
     rec.scope      = scope;
     rec.conversation = kvtier::conversation_hash(ticket.tokens.data(), ticket.tokens.size());
-    rec.exact      = n_restored > 0 || known || prompt.tokens.empty() || offer.common(ticket.tokens) == 0;
+    rec.exact      = n_restored > 0 || known || prompt.tokens.empty();
     rec.store      = scope_known && ticket.failure != cache_miss::off && ticket.failure != cache_miss::media;
     rec.n_reusable = std::max(n_restored, offer.common(ticket.tokens));
     rec.n_restored = n_restored;
     rec.n_saved    = n_restored;
+    rec.n_refused  = 0;
     rec.n_static   = 0;
     rec.last_user  = 0;
     rec.roles.clear();

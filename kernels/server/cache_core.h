@@ -95,6 +95,7 @@ struct request_counts {
 class speed {
 public:
     void   add(double amount, double seconds);
+    void   doubt(); // what is not used is not measured: it may be faster by now
     double get() const { return value.load(); }
 
 private:
@@ -143,6 +144,7 @@ private:
         size_t                     n_reusable = 0; // more than that reused: tokens were moved, which is not exact
         size_t                     n_restored = 0; // tokens, from the store
         size_t                     n_saved    = 0; // tokens handed over
+        size_t                     n_refused  = 0; // tokens that the writer had no room for, last time
         bool                       prompt_saved = false;
         std::vector<anchor_copy>   anchors;       // taken, not handed over
         uint32_t                   n_static = 0;
@@ -155,7 +157,7 @@ private:
     struct slot_notice {
         bool           idle = true;
         bool           forget = false; // its conversation was removed
-        bool           ending = false; // the client may have its answer, the store does not have it yet
+        bool           handing_over = false; // the client may have its answer, the store does not have it yet
         uint64_t       conversation = 0; // of the prompt
         uint64_t       stored_as    = 0; // with the answer, which counts while both are short
         sequence_scope scope;
@@ -191,6 +193,9 @@ private:
     void flush_stores();
     void run_reader();
     void offer_deferred_again();
+    bool hand_over(int id_slot, bool begins);
+    bool reserve(cache_ticket & ticket, bool always);
+    void stay_awake();
     void forget_slots(const std::function<bool(const slot_notice &)> & concerns);
 
     llama_context * const       target_ctx;
@@ -198,6 +203,7 @@ private:
     server_queue &              queue;
     const int32_t               n_swa;
     const bool                  checkpoints_exact; // upstream's; see llama_state_has_window
+    const bool                  may_sleep;
     const float                 min_similarity; // of a slot's tokens to a prompt, for it to be worth choosing
     std::string                 root_dir;
     size_t                      n_chunk_tokens = 0; // 0: not known yet

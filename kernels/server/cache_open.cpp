@@ -39,7 +39,7 @@ cache_core::cache_core(const common_params & params, llama_context * target, lla
     target_ctx(target), draft_ctx(draft), queue(queue),
     n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
     checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)),
-    min_similarity(params.slot_prompt_similarity), root_dir(params.cache_ssd.path),
+    may_sleep(params.sleep_idle_seconds >= 0), min_similarity(params.slot_prompt_similarity), root_dir(params.cache_ssd.path),
     records(static_cast<size_t>(params.n_parallel)), notices(static_cast<size_t>(params.n_parallel)),
     defaults(params.lora_adapters) {}
 
@@ -177,7 +177,7 @@ void cache_core::flush() {
     {
         std::unique_lock<std::mutex> guard(notice_mu);
         notice_changed.wait(guard, [&] {
-            return std::none_of(notices.begin(), notices.end(), [](const slot_notice & n) { return n.ending; });
+            return std::none_of(notices.begin(), notices.end(), [](const slot_notice & n) { return n.handing_over; });
         });
     }
     flush_stores();

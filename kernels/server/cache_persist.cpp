@@ -38,7 +38,8 @@ void cache_core::save(const slot_view & slot, slot_record & rec, bool complete, 
     const status s = target->save(slot.id, turn);
     if (!s.is_ok()) {
         LOG_WRN("cache: slot %d: not stored: %s\n", slot.id, s.message().c_str());
-        rec.anchors = std::move(turn.anchors); // the end of the turn tries again, and cannot take them anew
+        rec.anchors   = std::move(turn.anchors); // the end of the turn tries again, and cannot take them anew
+        rec.n_refused = turn.tokens.size();
         return;
     }
     rec.n_saved = turn.tokens.size();
@@ -86,7 +87,7 @@ void cache_core::evaluated(const slot_view & slot) {
     }
     // A long prompt is handed over in parts, so that it never overfills the queue and a crash costs little of it.
     const bool   whole = slot.stats.n_gen > 0;
-    const size_t n_new = slot.prompt.tokens.size() - std::min(rec.n_saved, slot.prompt.tokens.size());
+    const size_t n_new = slot.prompt.tokens.size() - std::min(std::max(rec.n_saved, rec.n_refused), slot.prompt.tokens.size());
     if (!whole && n_new < chunk_tokens(slot)) {
         return;
     }
@@ -95,15 +96,24 @@ void cache_core::evaluated(const slot_view & slot) {
     if (whole && slot.stats.n_prompt_processed >= 64) {
         eval_speed.add(static_cast<double>(slot.stats.n_prompt_processed), slot.stats.t_prompt_ms() / 1000);
     }
-    if (rec.exact) {
+    if (rec.exact && !hand_over(slot.id, true)) {
         save(slot, rec, false, false);
     }
+    (void) hand_over(slot.id, false);
+}
+
+// Says that a slot's state is on its way to the writer, for flush to wait. Gives whether the state was removed on request.
+bool cache_core::hand_over(int id_slot, bool begins) {
+    std::lock_guard<std::mutex> guard(notice_mu);
+    slot_notice & notice = notices[static_cast<size_t>(id_slot)];
+    notice.handing_over  = begins;
+    notice_changed.notify_all();
+    return notice.forget;
 }
 
 void cache_core::ending(const slot_view & slot) {
     if (slot.task != nullptr && is_cached_kind(slot.task->type)) {
-        std::lock_guard<std::mutex> guard(notice_mu);
-        notices[static_cast<size_t>(slot.id)].ending = true;
+        (void) hand_over(slot.id, true);
     }
 }
 
@@ -113,12 +123,7 @@ void cache_core::released(const slot_view & slot) {
         return;
     }
     note_use(slot, rec);
-    bool forget;
-    {
-        std::lock_guard<std::mutex> guard(notice_mu);
-        forget = notices[static_cast<size_t>(slot.id)].forget;
-    }
-    if (rec.store && rec.exact && !forget) {
+    if (rec.store && rec.exact && !hand_over(slot.id, true)) {
         // A request that was cancelled within its prompt ends no turn, but what it evaluated is kept.
         save(slot, rec, slot.prompt.tokens.size() >= static_cast<size_t>(slot.task->n_tokens()), true);
     }

@@ -3,6 +3,7 @@
 
 #include "kvtier/file_names.h"
 
+#include <set>
 #include <utility>
 
 namespace llama_run {
@@ -22,7 +23,16 @@ static std::vector<number> counted(const kvtier::counter_values & v) {
     };
 }
 
-static std::vector<number> measured(const kvtier::store_stats & s, const kvtier::writer & queue) {
+static std::vector<number> measured(const kvtier::store & store, const kvtier::writer & queue) {
+    const kvtier::store_stats s    = store.stats();
+    uint64_t                  hits = 0;
+    std::set<kvtier::key>     users;
+    for (const kvtier::conversation_info & c : store.list()) {
+        hits += c.hits;
+        if (c.name_space != kvtier::key()) {
+            users.insert(c.name_space);
+        }
+    }
     return {
         { "disk_bytes",    "bytes on disk, other models included", s.disk_bytes },
         { "disk_limit",    "bytes on disk at most",                s.disk_limit },
@@ -30,6 +40,8 @@ static std::vector<number> measured(const kvtier::store_stats & s, const kvtier:
         { "ram_limit",     "bytes of state in RAM at most",        s.ram_limit },
         { "index_bytes",   "bytes of RAM that the index takes",    s.index_bytes },
         { "conversations", "conversations stored",                 s.n_conversations },
+        { "users",         "users that have any",                  users.size() },
+        { "hits",          "restores that used them",              hits },
         { "checkpoints",   "checkpoints stored",                   s.n_checkpoints },
         { "anchors",       "anchors stored",                       s.n_anchors },
         { "pages",         "pages and parts of pages stored",      s.n_runs },
@@ -86,7 +98,7 @@ common_json cache_core::describe() const {
         } },
         { "last_error",  target->queue().last_error() },
     };
-    out["state"]    = object_of(measured(stats, target->queue()));
+    out["state"]    = object_of(measured(target->store(), target->queue()));
     out["counters"] = object_of(counted(stats.values));
     out["damaged"]  = damaged;
     std::lock_guard<std::mutex> guard(requests_mu);
@@ -145,7 +157,7 @@ static void add_metric(std::string & out, const std::string & name, const std::s
 std::string cache_core::metrics() const {
     const kvtier::store_stats stats = target->store().stats();
     std::string out;
-    for (const number & n : measured(stats, target->queue())) {
+    for (const number & n : measured(target->store(), target->queue())) {
         add_metric(out, n.name, n.meaning, "gauge", static_cast<double>(n.value));
     }
     for (const number & n : counted(stats.values)) {

@@ -51,7 +51,9 @@ std::shared_ptr<cache_core> state_cache::core() const {
 }
 
 std::shared_ptr<void> state_cache::admit(const common_json & body, const cache_options & options) {
-    return gate.enter(user_id_of(body), options.max_concurrent_per_user);
+    // Who asks matters to the cache and to the limit; without both, a client may call its user what it likes.
+    const bool asked = !options.path.empty() || options.max_concurrent_per_user > 0;
+    return gate.enter(asked ? user_id_of(body) : std::string(), options.max_concurrent_per_user);
 }
 
 common_json too_many_requests(const cache_options & options) {

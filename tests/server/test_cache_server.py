@@ -457,6 +457,38 @@ def test_removed_conversation_comes_back(serve: Serve, kv: Path, name: str, line
     assert server.request("DELETE", f"/cache/conversations/{'0' * 16}").status_code == 404
 
 
+@pytest.mark.parametrize("name", ["dense", "hybrid-moe"])
+def test_conversation_removed_while_its_prompt_is_evaluated_stays(serve: Serve, kv: Path, name: str) -> None:
+    server = serve(toy(name), "--parallel", "1", "--ctx-size", "16384", cache=kv)
+    messages = talk(0, 40)
+    longer = [*grown(messages, server.chat(messages)), say("assistant", "."), say("user", text(3, 220))]
+    server.flush()
+    (conversation,) = server.conversations()
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(server.chat, longer)
+        wait_until(lambda: server.get("/slots")[0]["is_processing"], 20, "the prompt is being evaluated")
+        answer = server.request("DELETE", f"/cache/conversations/{conversation['hash']}")
+        assert answer.status_code == 200 and not asked.done(), "the test is too small to remove it in time"
+        assert asked.result().prompt_size > 4000
+    server.flush()
+    assert server.conversations() == [] and not stored(kv)
+
+
+def test_request_that_fails_after_its_restore_ends_the_storing(serve: Serve, kv: Path) -> None:
+    flags = ("--parallel", "1", "--ctx-size", "8192")
+    server = serve(toy("dense"), *flags, cache=kv)
+    messages = talk(0, 40)
+    longer = grown(messages, server.chat(messages))
+    server.chat(talk(1, 40))  # takes the slot
+    body = {"messages": longer, "grammar": "root ::= ("}
+    assert server.request("POST", "/v1/chat/completions", body).status_code == 400
+    answer = server.chat(longer)
+    server.stop()
+    server = serve(toy("dense"), *flags, cache=kv)
+    again = server.chat(longer)
+    assert again.reused == again.prompt_size - 1 and again.text == answer.text
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "hint"),
     [

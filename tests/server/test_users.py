@@ -194,6 +194,16 @@ def test_ids_that_break_the_rule(serve: Serve, kv: Path) -> None:
     assert users <= {user_key(str(user)) for user, is_valid in IDS.values() if is_valid}
 
 
+def test_id_matters_where_nothing_is_kept(serve: Serve) -> None:
+    """Without the cache and without a limit it is upstream's server, which takes any."""
+    server = serve(toy("dense"), *SLOTS)
+    body = ROUTES["/v1/messages"] | {"metadata": {"user_id": "ann@example.org"}}
+    assert server.request("POST", "/v1/messages", body).status_code == 200
+    server.stop()
+    server = serve(toy("dense"), *SLOTS, "--max-concurrent-per-user", "2")
+    assert server.request("POST", "/v1/messages", body).status_code == 400
+
+
 # Places
 
 
