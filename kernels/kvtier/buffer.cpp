@@ -155,12 +155,16 @@ size_t buffer::idle_bytes() {
 
 buffer_stock::buffer_stock(size_t size, size_t n) : size(memory_of(size)), n(size < buffer::min_large ? 0 : n) {
     the_recycler().stock(this->size * this->n);
-    filler = std::thread([this] { fill(); });
+    if (this->n > 0) {
+        filler = std::thread([this] { fill(); });
+    }
 }
 
 buffer_stock::~buffer_stock() {
     the_recycler().unstock(size * n, over);
-    filler.join();
+    if (filler.joinable()) {
+        filler.join();
+    }
 }
 
 // Where all processors are busy, this thread's work can wait: what it does in advance, others do when they have to.

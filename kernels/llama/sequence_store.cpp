@@ -13,8 +13,9 @@ using kvtier::status;
 // Enough for the copies of one append to be made at full speed.
 static constexpr uint64_t put_bytes = uint64_t(32) << 20;
 
-// Memory at hand for pages, at most: what a batch of a large model's leaves.
+// Memory at hand for pages and anchors, at most: what a batch of a large model's leaves.
 static constexpr uint64_t most_stock = uint64_t(384) << 20;
+static constexpr uint64_t n_anchors_at_hand = 2;
 
 // A blob for kinds of memory that have nothing to store for a run but its tokens.
 static kvtier::blob no_rows() {
@@ -41,10 +42,16 @@ status sequence_store::open(kvtier::env & e, llama_context * ctx, const sequence
 // Neither the first page that is copied nor one that is read should wait for memory.
 void sequence_store::prepare() {
     llama_state_prepare(ctx);
+    uint64_t     left   = std::min(most_stock, options.store.ram_bytes / 4);
+    const size_t anchor = llama_state_folded_estimate(ctx);
+    if (anchor != 0 && anchor * n_anchors_at_hand <= left / 2) {
+        stocks.push_back(std::make_unique<kvtier::buffer_stock>(anchor, n_anchors_at_hand));
+        left -= anchor * n_anchors_at_hand;
+    }
     const size_t page = llama_state_rows_estimate(ctx, options.store.page_size);
     if (page != 0) {
-        const uint64_t pages = std::min(most_stock, options.store.ram_bytes / 4) / page;
-        stock = std::make_unique<kvtier::buffer_stock>(page, std::min<uint64_t>(pages, llama_n_ctx(ctx) / options.store.page_size));
+        const uint64_t n = std::min<uint64_t>(left / page, llama_n_ctx(ctx) / options.store.page_size);
+        stocks.push_back(std::make_unique<kvtier::buffer_stock>(page, n));
     }
 }
 

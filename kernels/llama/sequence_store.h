@@ -110,12 +110,14 @@ private:
     kvtier::status     put_parts(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
     kvtier::status     put_rows(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
 
-    llama_context *                       ctx;
-    const sequence_store_options          options;
-    const uint32_t                        parts;   // of llama_state_part; 0 = one piece
-    std::unique_ptr<kvtier::buffer_stock> stock;   // for pages
-    std::unique_ptr<kvtier::store>        store_;
-    std::unique_ptr<kvtier::writer>       writer_; // after store_: it must go first
+    using memory_at_hand = std::unique_ptr<kvtier::buffer_stock>;
+
+    llama_context *                 ctx;
+    const sequence_store_options    options;
+    const uint32_t                  parts;   // of llama_state_part; 0 = one piece
+    std::vector<memory_at_hand>     stocks;  // for anchors and pages
+    std::unique_ptr<kvtier::store>  store_;
+    std::unique_ptr<kvtier::writer> writer_; // after store_: it must go first
 };
 
 } // namespace llama_run

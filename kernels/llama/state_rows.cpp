@@ -347,6 +347,11 @@ struct llama_state_access {
         return (rows->size_k_bytes() + rows->size_v_bytes())/rows->get_n_stream()/rows->get_size();
     }
 
+    // Of recurrent state.
+    size_t cell_bytes() const {
+        return (recr->size_r_bytes() + recr->size_s_bytes())/recr->size;
+    }
+
     llama_pos rows_count(llama_seq_id seq_id) const {
         const auto & by_pos = rows->v_cells[rows->seq_to_stream[seq_id]].seq_pos_get(seq_id);
         if (by_pos.empty()) {
@@ -567,6 +572,11 @@ size_t llama_state_rows_append(llama_context * ctx, const llama_state_rows_block
         mem.append_rows(ios, *mem.rows, seq_id, ctx->get_model().vocab.n_tokens(), ctx->get_sched());
         return size;
     });
+}
+
+size_t llama_state_folded_estimate(const llama_context * ctx) {
+    const llama_state_access mem(ctx);
+    return mem.recr && !mem.window && !mem.rest ? mem.cell_bytes() + HEADERS_BYTES : 0;
 }
 
 size_t llama_state_folded_size(llama_context * ctx, llama_seq_id seq_id, uint32_t flags) {

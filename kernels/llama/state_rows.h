@@ -88,6 +88,9 @@ LLAMA_API size_t llama_state_rows_append(
 // never stopped. Without it the part is smaller and exact in content, and sums over the window may round differently.
 #define LLAMA_STATE_FOLDED_LAYOUT 1
 
+// About as many bytes as the folded part takes; 0 where there is none, or its size depends on what it holds.
+LLAMA_API size_t llama_state_folded_estimate(const struct llama_context * ctx);
+
 // The folded part as it is now. 0: none, or as for rows.
 LLAMA_API size_t llama_state_folded_size(
         struct llama_context * ctx,
