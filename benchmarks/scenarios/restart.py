@@ -240,10 +240,10 @@ def end(limits: dict[str, Any], result: Result) -> None:
                 peer["ratio"] = times["cold"]["median"] / times["warm"]["median"]
             for row in peer["rounds"]:
                 _add_limits(limits, row)
-            for phase in ("warm", "ram"):
-                multiples = [row[phase]["times_limit"] for row in peer["rounds"] if "times_limit" in row.get(phase, {})]
-                if multiples:
-                    peer[f"{phase}_times_limit"] = statistics.median(multiples)
+            for phase, multiple in (("warm", "times_limit"), ("warm", "times_run_limit"), ("ram", "times_limit")):
+                found = [row[phase][multiple] for row in peer["rounds"] if multiple in row.get(phase, {})]
+                if found:
+                    peer[f"{phase}_{multiple}"] = statistics.median(found)
     rows = [row for case in result.get("cases", []) for peer in case["peers"].values() for row in peer["rounds"]]
     beside = [row["warm"]["read_bytes_per_s"] for row in rows if row.get("warm", {}).get("read_bytes_per_s")]
     if beside:
@@ -255,9 +255,10 @@ def _add_limits(limits: dict[str, Any], row: dict[str, Any]) -> None:
         return
     prefill, decode = row["cold"]["prefill_per_s"], row["cold"]["decode_per_s"]
     warm = row["warm"]
-    speed = warm.get("read_bytes_per_s") or speed_of(limits)
-    warm["limit_ms"] = restore_limit_ms(warm["bytes_read"], speed, warm["evaluated"], prefill, decode)
-    warm["times_limit"] = warm["ttft_ms"] / warm["limit_ms"]
+    run_speed = speed_of(limits)
+    for name, speed in (("limit", warm.get("read_bytes_per_s") or run_speed), ("run_limit", run_speed)):
+        limit_ms = restore_limit_ms(warm["bytes_read"], speed, warm["evaluated"], prefill, decode)
+        warm |= {f"{name}_ms": limit_ms, f"times_{name}": warm["ttft_ms"] / limit_ms}
     if "ram" in row and row["ram"].get("copy_bytes_per_s"):
         ram = row["ram"]
         copied = ram["bytes_from_ram"] - warm["bytes_from_ram"]

@@ -148,6 +148,28 @@ def test_reading_is_measured_and_its_file_is_left_behind(tmp_path: Path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+def test_clock_counts_the_memory_that_is_read_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def new_buffer() -> bytearray:
+        order.append("buffer")
+        return bytearray(limits.CHUNK)
+
+    def clock() -> float:
+        order.append("clock")
+        return float(len(order))
+
+    path = tmp_path / "twin"
+    path.write_bytes(bytes(1000))
+    monkeypatch.setattr(limits, "new_buffer", new_buffer)
+    monkeypatch.setattr(limits.time, "perf_counter", clock)
+    limits.read_part(path, 0, 1000)
+    assert order == ["buffer", "clock", "clock"]
+    order.clear()
+    limits.read_speed(path, 2)
+    assert order[:3] == ["buffer", "buffer", "clock"] and "buffer" not in order[3:]
+
+
 def test_patience_does_not_follow_the_measured_speed() -> None:
     pace = Pace()
     before = pace.patience(5000)
@@ -274,6 +296,9 @@ def test_ratio_or_limit_of_a_restart_is_wrong() -> None:
     rounds[:] = [row(1000, 50, speed=5e8), row(1000, 55, speed=5e8)]
     restart.end(told, result)
     assert [round(r["warm"]["limit_ms"]) for r in rounds] == [110, 110], "50 MB at what was read beside it"
+    assert [round(r["warm"]["run_limit_ms"]) for r in rounds] == [60, 60], "50 MB at the run's own speed"
+    assert peer["warm_times_limit"] == pytest.approx(52.5 / 110)
+    assert peer["warm_times_run_limit"] == pytest.approx(52.5 / 60), "a slow moment of the disk hides a slow restore"
     assert told["reading"]["beside_bytes_per_s"]["median"] == 5e8
 
 
