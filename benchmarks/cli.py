@@ -14,7 +14,7 @@ import click
 from benchmarks import compare as comparing
 from benchmarks import interrupt, plots, report
 from benchmarks.bench import SIZES, SLOTS, UPSTREAM, Options
-from benchmarks.results import model_folders
+from benchmarks.results import is_url, model_folders
 from benchmarks.run import INTERRUPTED, Request, run
 from benchmarks.scenarios.restart import size_of
 from pyrun import console
@@ -144,7 +144,7 @@ def _run(call: Invocation, scenarios: tuple[str, ...], given: dict[str, Any]) ->
     for size in sizes:
         size_of(size)
     for peer in peers:
-        if peer not in (UPSTREAM, SLOTS) and not peer.startswith(("http://", "https://")):
+        if peer not in (UPSTREAM, SLOTS) and not is_url(peer):
             raise UserError(f"there is no peer {peer!r}", f"peers are {UPSTREAM}, {SLOTS}, or a URL")
     request = Request(
         scenarios=scenarios,

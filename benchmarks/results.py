@@ -70,6 +70,22 @@ def verdict(result: Result) -> str:
     return "invalid" if result["problems"] else "valid" if result["status"] == "complete" else str(result["status"])
 
 
+def times_shorter(case: dict[str, Any], name: str) -> float | None:
+    """How much sooner a peer's warm start answers than the fastest cold one of all peers with the same prompt.
+
+    Its own cold start would not do: the slower that is, the better the ratio would look.
+    """
+    medians = {peer: entry.get("ttft_ms", {}) for peer, entry in case["peers"].items()}
+    colds = [times["cold"]["median"] for peer, times in medians.items() if "cold" in times and not is_url(peer)]
+    warm = medians[name].get("warm")
+    return min(colds) / warm["median"] if colds and warm and not is_url(name) else None
+
+
+def is_url(peer: str) -> bool:
+    """Such a server is somebody else's: never restarted or emptied, and asked other prompts in `restart`."""
+    return peer.startswith(("http://", "https://"))
+
+
 def file_name(text: str) -> str:
     """Of a name that may hold anything, such as a URL."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in text).strip("-.") or "unnamed"

@@ -9,10 +9,12 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from benchmarks.bench import OURS
-from benchmarks.results import Result, verdict
+from benchmarks.results import Result, times_shorter, verdict
 from pyrun import console
 
-# Of a warm start: with the disk as fast as it was beside that restart, and as it was at the run's beginning.
+# Of a warm start: against the fastest cold one of all servers with the same prompt; and against its limit, with the
+# disk as fast as it was beside that restart, and as it was at the run's beginning.
+SHORTER = "times shorter than the fastest cold"
 LIMITS = ("x limit", "x limit at start")
 
 
@@ -55,7 +57,7 @@ def of_result(result: Result) -> list[Table]:
 
 
 def _restart(result: Result) -> list[Table]:
-    columns = ("size", "server", "tokens", "cold", "warm", "spread", "times shorter", *LIMITS, "RAM", "x limit")
+    columns = ("size", "server", "tokens", "cold", "warm", "spread", SHORTER, *LIMITS, "RAM", "x limit")
     rows: list[tuple[str, ...]] = []
     for case in result.get("cases", []):
         for name, peer in case["peers"].items():
@@ -72,7 +74,7 @@ def _restart(result: Result) -> list[Table]:
                     _median(times, "cold"),
                     _median(times, "warm"),
                     f"{warm['spread']:.0%}" if warm else "",
-                    f"{peer['ratio']:.1f}" if "ratio" in peer else "",
+                    _shorter(case, name, 1),
                     _multiple(peer, "warm_times_limit"),
                     _multiple(peer, "warm_times_run_limit"),
                     _median(times, "ram"),
@@ -84,6 +86,11 @@ def _restart(result: Result) -> list[Table]:
 
 def _median(stats: dict[str, Any], name: str) -> str:
     return seconds(stats[name]["median"]) if name in stats else ""
+
+
+def _shorter(case: dict[str, Any], name: str, digits: int) -> str:
+    ratio = times_shorter(case, name)
+    return f"{ratio:.{digits}f}" if ratio else ""
 
 
 def _multiple(peer: dict[str, Any], name: str) -> str:
@@ -213,7 +220,7 @@ def of_limits(limits: dict[str, Any]) -> Table:
 
 def of_run(summaries: list[dict[str, Any]]) -> Table:
     """All models and backends: one line for each size after a restart."""
-    columns = ("backend", "model", "size", "cold", "warm", "times shorter", *LIMITS, "from RAM", "result")
+    columns = ("backend", "model", "size", "cold", "warm", SHORTER, *LIMITS, "from RAM", "result")
     rows: list[tuple[str, ...]] = []
     for summary in summaries:
         result = summary["scenarios"].get("restart")
@@ -227,7 +234,7 @@ def of_run(summaries: list[dict[str, Any]]) -> Table:
                     str(case["size"]),
                     _median(times, "cold"),
                     _median(times, "warm"),
-                    f"{peer['ratio']:.0f}" if "ratio" in peer else "",
+                    _shorter(case, OURS, 0) if peer else "",
                     _multiple(peer, "warm_times_limit"),
                     _multiple(peer, "warm_times_run_limit"),
                     _median(times, "ram"),

@@ -22,7 +22,7 @@ from benchmarks.bench import OURS, ROOM_TOKENS, SIZES, UPSTREAM, Bench
 from benchmarks.limits import eval_ms, forget, read_part, restore_limit_ms, scratch_file, speed_of
 from benchmarks.peers import Answer, Peer, Server
 from benchmarks.progress import RunProgress
-from benchmarks.results import Result, write_json
+from benchmarks.results import Result, times_shorter, write_json
 from benchmarks.stats import common_prefix, summarise
 from pyrun.errors import UserError
 
@@ -235,15 +235,15 @@ def end(limits: dict[str, Any], result: Result) -> None:
                 for phase in PHASES
                 if any(phase in row for row in peer["rounds"])
             }
-            times = peer["ttft_ms"]
-            if "cold" in times and "warm" in times:
-                peer["ratio"] = times["cold"]["median"] / times["warm"]["median"]
             for row in peer["rounds"]:
                 _add_limits(limits, row)
             for phase, multiple in (("warm", "times_limit"), ("warm", "times_run_limit"), ("ram", "times_limit")):
                 found = [row[phase][multiple] for row in peer["rounds"] if multiple in row.get(phase, {})]
                 if found:
                     peer[f"{phase}_{multiple}"] = statistics.median(found)
+        for name, peer in case["peers"].items():
+            if ratio := times_shorter(case, name):
+                peer["times_shorter"] = ratio
     rows = [row for case in result.get("cases", []) for peer in case["peers"].values() for row in peer["rounds"]]
     beside = [row["warm"]["read_bytes_per_s"] for row in rows if row.get("warm", {}).get("read_bytes_per_s")]
     if beside:

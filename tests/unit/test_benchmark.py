@@ -17,7 +17,7 @@ from benchmarks.bench import Sent, broken_promise, context_for
 from benchmarks.cli import with_default
 from benchmarks.limits import eval_ms, restore_limit_ms
 from benchmarks.peers import Answer, Pace
-from benchmarks.results import Room, file_name, new_result, new_run_folder, verdict
+from benchmarks.results import Room, file_name, new_result, new_run_folder, times_shorter, verdict
 from benchmarks.scenarios import agent, chat, fleet, restart
 from benchmarks.stats import percentile, percentiles, summarise
 from benchmarks.text import tool_schemas, words
@@ -289,7 +289,7 @@ def test_ratio_or_limit_of_a_restart_is_wrong() -> None:
     assert "beside_bytes_per_s" not in told["reading"]
     peer = result["cases"][0]["peers"]["llama-run"]
     assert peer["ttft_ms"]["warm"]["median"] == 60 and peer["ttft_ms"]["cold"]["n"] == 4
-    assert peer["ratio"] == pytest.approx(1050 / 60)
+    assert peer["times_shorter"] == pytest.approx(1050 / 60)
     assert peer["warm_times_limit"] == pytest.approx(1.0), "50 MB at 1 GB/s, and a token of 10 ms"
     assert peer["ram_times_limit"] == pytest.approx(1.0)
 
@@ -300,6 +300,17 @@ def test_ratio_or_limit_of_a_restart_is_wrong() -> None:
     assert peer["warm_times_limit"] == pytest.approx(52.5 / 110)
     assert peer["warm_times_run_limit"] == pytest.approx(52.5 / 60), "a slow moment of the disk hides a slow restore"
     assert told["reading"]["beside_bytes_per_s"]["median"] == 5e8
+
+
+def test_slow_cold_start_makes_a_better_ratio() -> None:
+    def peer(cold: float, warm: float) -> dict[str, Any]:
+        return {"ttft_ms": {"cold": summarise([cold]), "warm": summarise([warm])}}
+
+    peers = {"llama-run": peer(2000, 20), "upstream": peer(1000, 1010), "http://elsewhere": peer(10, 10)}
+    case: dict[str, Any] = {"size": "small", "peers": {**peers, "slots": {"rounds": []}}}
+    assert times_shorter(case, "llama-run") == 50, "against upstream's cold start, which is the fastest"
+    assert times_shorter(case, "slots") is None
+    assert times_shorter(case, "http://elsewhere") is None, "it was asked something else"
 
 
 def test_agents_estimates_are_wrong() -> None:
