@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,11 @@ SIZES = {"small": 1100, "medium": 5200, "large": 15500}
 # Between the sizes of a prompt and of its context: the template, and what estimates are off by.
 ROOM_TOKENS = 192
 CALIBRATION_WORDS = 600
+# Why a model that goes on at anchors may evaluate more than is new; that nothing is stored is no such reason.
+ANCHOR_MISSES = ("no_anchor", "parted", "new_tokens")
+# Anchors lie up to 4 tokens before a prompt's end, or before the words that a template puts in front of a message.
+ANCHOR_SLACK = 16
+OTHER_TEXT = "¶"  # no message begins with it
 
 
 @dataclass(frozen=True)
@@ -157,11 +162,17 @@ class Bench:
     def standing(self, result: Result, peers: Sequence[Peer]) -> list[Peer]:
         return [peer for peer in peers if peer.name not in result["failed"]]
 
+    def fresh(self, peer: Peer, sent: Sent, messages: Sequence[Message], restores_at: str) -> Fresh | None:
+        """What of a prompt is new, where the peer tells how it cuts text into tokens."""
+        if not isinstance(peer, Server):
+            return None
+        return sent.add(peer.tokens(messages), anchors_of(messages, peer.tokens) if restores_at == "anchors" else ())
+
     def hold_to_promise(
-        self, result: Result, peer: Peer, label: str, answer: Answer, n_new: int | None, restores_at: str
+        self, result: Result, peer: Peer, label: str, answer: Answer, fresh: Fresh | None, restores_at: str
     ) -> None:
         """Reuse that is not what the store promised makes a result of ours invalid."""
-        broken = broken_promise(answer, n_new, restores_at) if peer.name == OURS and n_new is not None else None
+        broken = broken_promise(answer, fresh, restores_at) if peer.name == OURS and fresh is not None else None
         if broken:
             result["problems"].append(f"{OURS}, {label}: {broken}")
 
@@ -197,23 +208,50 @@ def context_for(wanted: int, asked: int | None, trained: int | None) -> int:
     return min(rounded, trained) if trained else rounded
 
 
+@dataclass(frozen=True)
+class Fresh:
+    """What of a prompt has to be evaluated."""
+
+    new: int  # not in the longest prefix that it shares with any sent before
+    after_anchor: int  # beyond the last anchor within such a prefix
+
+
 class Sent:
-    """Which part of a prompt is new: not in the longest prefix that it shares with any sent before."""
+    """The prompts sent so far, each with the lengths at which anchors are promised."""
 
     def __init__(self) -> None:
-        self._prompts: list[list[int]] = []
+        self._prompts: list[tuple[list[int], tuple[int, ...]]] = []
 
-    def new_tokens(self, tokens: list[int]) -> int:
-        known = max((common_prefix(tokens, other) for other in self._prompts), default=0)
-        self._prompts.append(tokens)
-        return max(1, len(tokens) - known)
+    def add(self, tokens: list[int], anchors: tuple[int, ...] = ()) -> Fresh:
+        known = anchored = 0
+        for other, its_anchors in self._prompts:
+            common = common_prefix(tokens, other)
+            known = max(known, common)
+            anchored = max([anchored, *(at for at in its_anchors if at <= common)])
+        self._prompts.append((tokens, anchors))
+        return Fresh(max(1, len(tokens) - known), max(1, len(tokens) - anchored))
 
 
-def row_of(answer: Answer, n_new: int | None) -> dict[str, Any]:
+def anchors_of(messages: Sequence[Message], tokenise: Callable[[Sequence[Message]], list[int]]) -> tuple[int, ...]:
+    """Where the store promises anchors: before the first and the last user message, and near the prompt's end.
+
+    Templates do not tell where a message begins. It is where the prompt parts from one with another text there.
+    """
+    tokens = tokenise(messages)
+    users = [at for at, message in enumerate(messages) if message["role"] == "user"]
+    begins = [common_prefix(tokens, tokenise(_with_other_text(messages, at))) for at in (users[0], users[-1])]
+    return (*begins, len(tokens))
+
+
+def _with_other_text(messages: Sequence[Message], at: int) -> list[Message]:
+    return [*messages[:at], {**messages[at], "content": OTHER_TEXT}, *messages[at + 1 :]]
+
+
+def row_of(answer: Answer, fresh: Fresh | None) -> dict[str, Any]:
     """One request of a conversation, as results have it."""
     return {
         "n_tokens": answer.n_prompt,
-        "new": n_new,
+        "new": fresh.new if fresh is not None else None,
         "reused": answer.reused,
         "evaluated": answer.evaluated,
         "source": answer.source,
@@ -222,10 +260,14 @@ def row_of(answer: Answer, n_new: int | None) -> dict[str, Any]:
     }
 
 
-def broken_promise(answer: Answer, n_new: int, restores_at: str) -> str | None:
-    """Whether more was evaluated than the store promises, and nothing says why."""
-    if answer.evaluated <= n_new or answer.miss == "recompute_faster":
+def broken_promise(answer: Answer, fresh: Fresh, restores_at: str) -> str | None:
+    """Whether more was evaluated than the store promises."""
+    if answer.evaluated <= fresh.new or answer.miss == "recompute_faster":
         return None
-    if restores_at == "anchors" and answer.miss in ("no_anchor", "parted", "new_tokens", "nothing_stored"):
-        return None  # it goes on from the last anchor before the new part, and says so
-    return f"{answer.evaluated} tokens were evaluated where {n_new} are new; the reason given is {answer.miss}"
+    told = f"{answer.evaluated} tokens were evaluated where {fresh.new} are new"
+    if restores_at == "anchors":
+        # It goes on from the last anchor before the new part, and says so.
+        if answer.evaluated <= fresh.after_anchor + ANCHOR_SLACK and answer.miss in ANCHOR_MISSES:
+            return None
+        told += f" and {fresh.after_anchor} lie behind the last anchor"
+    return f"{told}; the reason given is {answer.miss}"

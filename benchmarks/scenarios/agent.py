@@ -149,7 +149,7 @@ def _session(bench: Bench, result: Result, peer: Peer) -> None:
             bench.forget(peer)
             peer.start()
             peer.warm_up()
-        n_new = sent.new_tokens(peer.tokens(conversation.messages)) if isinstance(peer, Server) else None
+        fresh = bench.fresh(peer, sent, conversation.messages, restores_at)
         # By hand, a slot is restored when it holds something else.
         by_hand = conversation.name if restarted or conversation.name != last else ""
         last = conversation.name
@@ -160,11 +160,11 @@ def _session(bench: Bench, result: Result, peer: Peer) -> None:
         turns.append(
             {
                 "what": turn.what,
-                **row_of(answer, n_new),
+                **row_of(answer, fresh),
                 "prefill_per_s": answer.timings.get("prompt_per_second"),
             }
         )
-        bench.hold_to_promise(result, peer, f"turn {number} ({turn.what})", answer, n_new, restores_at)
+        bench.hold_to_promise(result, peer, f"turn {number} ({turn.what})", answer, fresh, restores_at)
 
 
 def _system_prompt(bench: Bench, peer: Peer, settings: dict[str, Any]) -> str:

@@ -135,7 +135,7 @@ def _replay(bench: Bench, result: Result, peer: Peer, chats: list[Chat]) -> None
                 result["notes"].append(f"conversation {which + 1} ends before turn {number + 1}: the context is full")
                 chats[which] = chat[:number]
                 continue
-            n_new = sent.new_tokens(tokens) if tokens else None
+            fresh = bench.fresh(peer, sent, history, restores_at)
             name = f"chat-{which}"
             label = f"chat {which + 1} turn {number + 1}"
             answer = bench.ask(peer, label, history, exchange.answer_tokens, conversation=name, ignore_eos=True)
@@ -145,10 +145,10 @@ def _replay(bench: Bench, result: Result, peer: Peer, chats: list[Chat]) -> None
                 {
                     "conversation": which + 1,
                     "turn": number + 1,
-                    **row_of(answer, n_new),
+                    **row_of(answer, fresh),
                 }
             )
-            bench.hold_to_promise(result, peer, label, answer, n_new, restores_at)
+            bench.hold_to_promise(result, peer, label, answer, fresh, restores_at)
 
 
 def end(limits: dict[str, Any], result: Result) -> None:

@@ -73,7 +73,7 @@ def _sail(bench: Bench, result: Result, peer: Peer) -> None:
     for number in range(bench.options.turns):
         for which, history in enumerate(histories):
             history.append({"role": "user", "content": bench.text(QUESTION_TOKENS, f"fleet {which} {number}")})
-            n_new = sent.new_tokens(peer.tokens(history)) if isinstance(peer, Server) else None
+            fresh = bench.fresh(peer, sent, history, restores_at)
             label = f"conversation {which + 1} turn {number + 1}"
             # By hand, nobody knows that another conversation's slot would do for the beginning of this one.
             name = f"fleet-{which}"
@@ -84,7 +84,7 @@ def _sail(bench: Bench, result: Result, peer: Peer) -> None:
             turn: dict[str, Any] = {
                 "conversation": which + 1,
                 "turn": number + 1,
-                **row_of(answer, n_new),
+                **row_of(answer, fresh),
                 "answer_tokens": answer.n_answer,
                 "whole_bytes": _whole(result, answer.n_prompt + answer.n_answer),
             }
@@ -95,7 +95,7 @@ def _sail(bench: Bench, result: Result, peer: Peer) -> None:
             elif by_hand:
                 turn["written_bytes"] = by_hand
             turns.append(turn)
-            bench.hold_to_promise(result, peer, label, answer, n_new, restores_at)
+            bench.hold_to_promise(result, peer, label, answer, fresh, restores_at)
 
 
 def _whole(result: Result, n_tokens: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 
 from benchmarks import limits, shapes
-from benchmarks.bench import Sent, broken_promise, context_for
+from benchmarks.bench import Fresh, Sent, anchors_of, broken_promise, context_for
 from benchmarks.cli import with_default
 from benchmarks.limits import eval_ms, restore_limit_ms
 from benchmarks.peers import Answer, Pace
@@ -186,24 +187,45 @@ def test_patience_does_not_follow_the_measured_speed() -> None:
 
 def test_new_tokens_are_counted_from_the_wrong_prompt() -> None:
     sent = Sent()
-    assert sent.new_tokens([1, 2, 3]) == 3
-    assert sent.new_tokens([1, 2, 9, 9]) == 2
-    assert sent.new_tokens([1, 2, 3, 4]) == 1
-    assert sent.new_tokens([1, 2, 3, 4]) == 1, "the last token is always evaluated"
+    assert sent.add([1, 2, 3]).new == 3
+    assert sent.add([1, 2, 9, 9]).new == 2
+    assert sent.add([1, 2, 3, 4]).new == 1
+    assert sent.add([1, 2, 3, 4]).new == 1, "the last token is always evaluated"
+
+
+def test_anchor_is_promised_where_prompts_have_parted() -> None:
+    sent = Sent()
+    assert sent.add([1, 2, 3, 4, 5, 6], (2, 4, 6)) == Fresh(6, 6)
+    assert sent.add([1, 2, 3, 4, 5, 9, 9], (2, 4, 7)) == Fresh(2, 3), "from the one at 4"
+    assert sent.add([1, 2, 3, 9], (2, 3, 4)) == Fresh(1, 2), "from the one at 2"
+    assert sent.add([8, 8], (1, 2)) == Fresh(2, 2)
+
+
+def test_anchors_are_expected_in_the_middle_of_messages() -> None:
+    def tokenise(messages: Sequence[dict[str, str]]) -> list[int]:
+        return [ord(c) for m in messages for c in f"<{m['role'][0]}>{m['content']}"]
+
+    chat = [("system", "abc"), ("user", "de"), ("assistant", "f"), ("user", "gh")]
+    messages = [{"role": role, "content": content} for role, content in chat]
+    assert anchors_of(messages, tokenise) == (9, 18, 20), "<s>abc<u>, <s>abc<u>de<a>f<u>, and all"
 
 
 @pytest.mark.parametrize(
-    ("given", "n_new", "restores_at", "broken"),
+    ("given", "restores_at", "broken"),
     [
-        (answer(evaluated=10), 10, "any_token", False),
-        (answer(evaluated=11, miss="parted"), 10, "any_token", True),
-        (answer(evaluated=90, miss="recompute_faster"), 10, "any_token", False),
-        (answer(evaluated=90, miss="no_anchor"), 10, "anchors", False),
-        (answer(evaluated=90, miss="corrupt"), 10, "anchors", True),
+        (answer(evaluated=10), "any_token", False),
+        (answer(evaluated=11, miss="parted"), "any_token", True),
+        (answer(evaluated=900, miss="recompute_faster"), "any_token", False),
+        (answer(evaluated=90, miss="no_anchor"), "anchors", False),
+        (answer(evaluated=90, miss="new_tokens"), "anchors", False),
+        (answer(evaluated=90, miss="corrupt"), "anchors", True),
+        (answer(evaluated=200, miss="no_anchor"), "anchors", True),
+        (answer(evaluated=90, miss="nothing_stored"), "anchors", True),
+        (answer(evaluated=10, miss="nothing_stored"), "anchors", False),
     ],
 )
-def test_broken_promise_goes_unnoticed(given: Answer, n_new: int, restores_at: str, broken: bool) -> None:
-    assert (broken_promise(given, n_new, restores_at) is not None) is broken
+def test_broken_promise_goes_unnoticed(given: Answer, restores_at: str, broken: bool) -> None:
+    assert (broken_promise(given, Fresh(10, 90), restores_at) is not None) is broken
 
 
 STATS = {"restores_at": "any_token", "damaged": {"bad_checksum": 2, "truncated": 0}}
