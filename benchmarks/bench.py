@@ -110,14 +110,21 @@ class Bench:
         return Server(name, program, self.model.path, flags, log, cache=cache, chat_template=self.chat_template)
 
     def empty_caches(self, peer: Peer) -> None:
-        if isinstance(peer, SlotServer):
-            shutil.rmtree(peer.slots, ignore_errors=True)
-        elif isinstance(peer, Server) and peer.cache is not None:
-            shutil.rmtree(peer.cache, ignore_errors=True)
+        """What was left behind would make a cold start warm."""
+        folder = _stored_in(peer)
+        if folder is None or not folder.exists():
+            return
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise PeerError(
+                f"cannot empty the cache of {peer.name}: {error.filename}: {error.strerror or error}",
+                f"who else uses {folder}?",
+            ) from error
 
     def forget(self, peer: Peer) -> bool:
         """Takes what a peer has stored out of the page cache."""
-        folder = peer.slots if isinstance(peer, SlotServer) else peer.cache if isinstance(peer, Server) else None
+        folder = _stored_in(peer)
         return forget(folder.rglob("*")) if folder is not None else False
 
     def ask(
@@ -198,6 +205,10 @@ class Bench:
         """How many tokens a word has for this model."""
         body = {"content": words(CALIBRATION_WORDS, "calibration"), "add_special": False}
         self._tokens_per_word = len(server.post("/tokenize", body)["tokens"]) / CALIBRATION_WORDS
+
+
+def _stored_in(peer: Peer) -> Path | None:
+    return peer.slots if isinstance(peer, SlotServer) else peer.cache if isinstance(peer, Server) else None
 
 
 def context_for(wanted: int, asked: int | None, trained: int | None) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.bench import ROOM_TOKENS, Bench, Sent, row_of
+from benchmarks.bench import OURS, ROOM_TOKENS, UPSTREAM, Bench, Sent, row_of
 from benchmarks.peers import Message, Peer, Server
 from benchmarks.progress import RunProgress
 from benchmarks.results import Result
@@ -119,17 +119,29 @@ def play(bench: Bench, result: Result) -> None:
         )
     result["settings"]["prefix"] = prefix_of(bench)
     result["peers"] = {}
+    texts: dict[str, list[str]] = {}
     # One after the other: each has its own slots and caches, and only one is on the machine at a time.
     for peer in bench.peers():
         with bench.watch(result, peer):
             result["peers"][peer.name] = {"turns": []}
             try:
-                _session(bench, result, peer)
+                _session(bench, result, peer, texts.setdefault(peer.name, []))
             finally:
                 peer.stop()
+    _note_partings(result, texts.get(OURS, []), texts.get(UPSTREAM, []))
 
 
-def _session(bench: Bench, result: Result, peer: Peer) -> None:
+def _note_partings(result: Result, ours: list[str], upstreams: list[str]) -> None:
+    """No fault in itself: who reuses another part evaluates the rest in other batches, and these round differently."""
+    parted = [str(n) for n, (a, b) in enumerate(zip(ours, upstreams, strict=False), 1) if a != b]
+    if parted:
+        result["notes"].append(
+            f"the answers of {OURS} and {UPSTREAM} part in turn {', '.join(parted)}: "
+            "batches of other sizes round differently"
+        )
+
+
+def _session(bench: Bench, result: Result, peer: Peer, texts: list[str]) -> None:
     turns: list[dict[str, Any]] = result["peers"][peer.name]["turns"]
     sent = Sent()
     bench.empty_caches(peer)
@@ -155,6 +167,7 @@ def _session(bench: Bench, result: Result, peer: Peer) -> None:
         last = conversation.name
         label = f"turn {number}"
         answer = bench.ask(peer, label, conversation.messages, ANSWER_TOKENS, conversation=by_hand, ignore_eos=True)
+        texts.append(answer.text)
         peer.keep(conversation.name)
         bench.stats(peer, label)
         turns.append(

@@ -109,8 +109,9 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
     cold = ask("cold")
     if not peer.can_restart:
         warm = ask("warm")
-        _compare(result, peer, size, cold.text, cold.text, warm.text)
+        _compare(result, peer, f"{size}, warm", cold.text, cold.text, warm.text)
         return
+    _check_cold(result, peer, size, cold)
     if turn == 0:
         entry["again_text"] = ask("again").text
     peer.keep(size)
@@ -132,8 +133,9 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
             seconds += read_part(twin, n_bytes // 2, n_bytes - n_bytes // 2)
             row["warm"]["read_bytes_per_s"] = n_bytes / seconds
     row["warm"]["page_cache"] = "dropped" if dropped else "kept"
-    _compare(result, peer, size, cold.text, entry["again_text"], warm.text)
     ram = ask("ram")
+    for phase, answer in (("warm", warm), ("ram", ram)):
+        _compare(result, peer, f"{size}, {phase}", cold.text, entry["again_text"], answer.text)
     if peer.name == OURS:
         _check(result, size, warm, ram, bench.stats(peer, f"{size} end {turn + 1}"))
     peer.stop()
@@ -177,23 +179,28 @@ def _measured(answer: Answer, stats: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _compare(result: Result, peer: Peer, size: str, cold: str, again: str, warm: str) -> None:
+def _check_cold(result: Result, peer: Peer, size: str, cold: Answer) -> None:
+    if cold.reused:
+        result["problems"].append(f"{peer.name}, {size}: {cold.reused} tokens of the cold prompt were already known")
+
+
+def _compare(result: Result, peer: Peer, label: str, cold: str, again: str, reused: str) -> None:
     """Reuse that changes the answer is not reuse.
 
     Where even the process that never stopped gives another answer the second time, because it evaluates the last
     token alone and not in a batch, that answer is the one to be equal to.
     """
-    if warm == cold:
+    if reused == cold:
         return
-    at = common_prefix(warm, cold)
-    if warm == again:
+    at = common_prefix(reused, cold)
+    if reused == again:
         result["notes"].append(
-            f"{peer.name}, {size}: from character {at} on, the answer is that of the process that never stopped when "
+            f"{peer.name}, {label}: from character {at} on, the answer is that of the process that never stopped when "
             "asked again, not its first one: rounding, not the restart"
         )
         return
-    told = f"the warm answer parts from the cold one at character {at}: {_around(warm, at)} after {_around(cold, at)}"
-    result["problems" if peer.name == OURS else "notes"].append(f"{peer.name}, {size}: {told}")
+    told = f"the answer parts from the cold one at character {at}: {_around(reused, at)} after {_around(cold, at)}"
+    result["problems" if peer.name == OURS else "notes"].append(f"{peer.name}, {label}: {told}")
 
 
 def _around(text: str, at: int) -> str:

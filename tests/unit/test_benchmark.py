@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
 from benchmarks import limits, shapes
-from benchmarks.bench import Fresh, Sent, anchors_of, broken_promise, context_for
+from benchmarks.bench import Bench, Fresh, Options, Sent, anchors_of, broken_promise, context_for
 from benchmarks.cli import with_default
 from benchmarks.limits import eval_ms, restore_limit_ms
-from benchmarks.peers import Answer, Pace
+from benchmarks.peers import Answer, Message, Pace, PeerError, Server
+from benchmarks.progress import RunProgress
 from benchmarks.results import Room, file_name, new_result, new_run_folder, times_shorter, verdict
 from benchmarks.scenarios import agent, chat, fleet, restart
 from benchmarks.stats import percentile, percentiles, summarise
@@ -25,7 +28,8 @@ from benchmarks.text import tool_schemas, words
 from pyrun.build.unpatched import compiler_fixes
 from pyrun.errors import UserError
 from pyrun.home import find_home
-from pyrun.models.find import find_model
+from pyrun.models.facts import ModelFacts
+from pyrun.models.find import Model, find_model
 from pyrun.models.look import look
 from pyrun.upstream.patches import read_series
 
@@ -37,6 +41,23 @@ def answer(
     if miss:
         timings["cache_miss"] = {"reason": miss, "at": 1}
     return Answer(text, timings, 10.0, 20.0)
+
+
+def bench_of(folder: Path, **options: Any) -> Bench:
+    """Of no model that is there."""
+    return Bench(
+        options=Options(**options),
+        model=Model(folder / "toy.gguf", "toy", 1),
+        facts=cast(ModelFacts, SimpleNamespace(context=None)),
+        backend="cpu",
+        server=folder / "llama-server",
+        unpatched=folder / "upstream",
+        chat_template=None,
+        caches=folder,
+        limits={},
+        progress=RunProgress(),
+        folder=folder / "results",
+    )
 
 
 # Statistics.
@@ -269,6 +290,86 @@ def test_warm_answer_differs_and_nobody_says_so(peer: str, again: str, warm: str
     assert [name for name in ("problems", "notes") if result[name]] == ([where] if where else [])
     if where == "problems":
         assert "character 5" in result["problems"][0]
+
+
+class Scripted(Server):
+    """Answers without a process, phase after phase."""
+
+    def __init__(self, name: str, folder: Path, *answers: Answer) -> None:
+        super().__init__(name, folder / "program", folder / "model", (), folder / "log", cache=folder / "store")
+        self.answers = list(answers)
+
+    def start(self) -> None:
+        (self.cache or Path()).mkdir(exist_ok=True)
+
+    def warm_up(self) -> None:
+        pass
+
+    def chat(self, messages: Sequence[Message], max_tokens: int, **extra: object) -> Answer:
+        return self.answers.pop(0)
+
+
+STATS_OF_A_CACHE: dict[str, Any] = {
+    "restores_at": "any_token",
+    "damaged": {},
+    "counters": {"bytes_read": 1, "bytes_from_ram": 1, "loads": 0},
+    "speed": {"copy_bytes_per_s": 0},
+}
+
+
+def play_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: Answer) -> dict[str, Any]:
+    """One round of `restart` with these answers: cold, again, warm, from RAM."""
+    bench = bench_of(tmp_path)
+    monkeypatch.setattr(bench, "calibrate", lambda peer: None)
+    monkeypatch.setattr(bench, "stats", lambda peer, label, flush=False: STATS_OF_A_CACHE)
+    peer = Scripted("llama-run", tmp_path, *answers)
+    result = new_result("restart", {})
+    restart._round(bench, result, {"size": "100", "peers": {peer.name: {"rounds": []}}}, peer, 0)
+    return result
+
+
+COLD = answer(evaluated=100, reused=0, source="none", text="one two")
+
+
+@pytest.mark.parametrize(
+    ("cold", "ram", "problem"),
+    [
+        (COLD, answer(source="hot", text="one two"), None),
+        (COLD, answer(source="hot", text="one too"), "100, ram: the answer parts from the cold one"),
+        (
+            answer(evaluated=40, reused=60, text="one two"),
+            answer(source="hot", text="one two"),
+            "60 tokens of the cold",
+        ),
+    ],
+)
+def test_answer_of_a_round_is_compared_with_nothing(
+    cold: Answer, ram: Answer, problem: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(restart, "LEAST_TWIN", limits.CHUNK)
+    again, warm = answer(source="slot", text="one two"), answer(text="one two")
+    result = play_round(monkeypatch, tmp_path, cold, again, warm, ram)
+    assert len(result["problems"]) == (1 if problem else 0)
+    assert problem is None or problem in result["problems"][0]
+
+
+def test_cache_that_cannot_be_emptied_counts_as_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder / "page"))
+
+    (tmp_path / "store").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(PeerError, match="cannot empty the cache of llama-run: .*page: Permission denied"):
+        bench_of(tmp_path).empty_caches(Scripted("llama-run", tmp_path))
+
+
+def test_other_answer_than_upstreams_goes_unmentioned() -> None:
+    result = new_result("agent", {})
+    agent._note_partings(result, ["a", "b", "c"], ["a", "B"])
+    assert not result["problems"] and "part in turn 2:" in result["notes"][0]
+    same = new_result("agent", {})
+    agent._note_partings(same, ["a", "b"], [])
+    assert not same["notes"]
 
 
 def test_damage_changes_nothing(tmp_path: Path) -> None:
