@@ -122,10 +122,16 @@ class Bench:
                 f"who else uses {folder}?",
             ) from error
 
-    def forget(self, peer: Peer) -> bool:
-        """Takes what a peer has stored out of the page cache."""
+    def forget(self, result: Result, peer: Peer, *others: Path) -> bool:
+        """Takes what a peer has stored, and other files, out of the page cache. What stays there is noted."""
         folder = _stored_in(peer)
-        return forget(folder.rglob("*")) if folder is not None else False
+        gone = forget([*(folder.rglob("*") if folder is not None else ()), *others])
+        if not gone:
+            result["notes"].append(
+                f"{peer.name}: stored files stayed in the page cache over a restart, so that its warm times are not "
+                "those of the disk; as root, all of it can be dropped"
+            )
+        return gone
 
     def ask(
         self,

@@ -158,7 +158,7 @@ def _session(bench: Bench, result: Result, peer: Peer, texts: list[str]) -> None
         if restarted:
             time.sleep(TOOL_SECONDS)
             peer.stop(signal.SIGKILL)
-            bench.forget(peer)
+            bench.forget(result, peer)
             peer.start()
             peer.warm_up()
         fresh = bench.fresh(peer, sent, conversation.messages, restores_at)

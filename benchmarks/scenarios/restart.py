@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import OURS, ROOM_TOKENS, SIZES, UPSTREAM, Bench
-from benchmarks.limits import eval_ms, forget, read_part, restore_limit_ms, scratch_file, speed_of
+from benchmarks.limits import eval_ms, read_part, restore_limit_ms, scratch_file, speed_of
 from benchmarks.peers import Answer, Peer, Server
 from benchmarks.progress import RunProgress
 from benchmarks.results import Result, times_shorter, write_json
@@ -120,9 +120,7 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
         damage(peer.cache)
     with _twin(peer) as twin:
         n_bytes = twin.stat().st_size if twin is not None else 0
-        dropped = bench.forget(peer)
-        if twin is not None:
-            dropped = forget([twin]) and dropped
+        dropped = bench.forget(result, peer, *([twin] if twin is not None else []))
         peer.start()
         peer.warm_up()
         seconds = read_part(twin, 0, n_bytes // 2) if twin is not None else 0

@@ -15,6 +15,7 @@ import pytest
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
+from benchmarks import bench as bench_module
 from benchmarks import limits, shapes
 from benchmarks.bench import Bench, Fresh, Options, Sent, anchors_of, broken_promise, context_for
 from benchmarks.cli import with_default
@@ -351,6 +352,23 @@ def test_answer_of_a_round_is_compared_with_nothing(
     result = play_round(monkeypatch, tmp_path, cold, again, warm, ram)
     assert len(result["problems"]) == (1 if problem else 0)
     assert problem is None or problem in result["problems"][0]
+
+
+def test_page_cache_that_stays_goes_unmentioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = tmp_path / "store" / "page"
+    stored.parent.mkdir()
+    stored.write_bytes(b"x" * 10)
+    seen: list[Path] = []
+
+    def keep(paths: Sequence[Path]) -> bool:
+        seen.extend(paths)
+        return False
+
+    monkeypatch.setattr(bench_module, "forget", keep)
+    result = new_result("agent", {})
+    assert not bench_of(tmp_path).forget(result, Scripted("llama-run", tmp_path), tmp_path / "twin")
+    assert seen == [stored, tmp_path / "twin"]
+    assert "stayed in the page cache" in result["notes"][0]
 
 
 def test_cache_that_cannot_be_emptied_counts_as_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
