@@ -151,7 +151,8 @@ def _chat(result: Result) -> list[Table]:
 
 
 def _fleet(result: Result) -> list[Table]:
-    columns = ("server", "first", "others", "next turns", "written", "per turn", "whole states", "on disk")
+    whole = "as whole states"
+    columns = ("server", "first", "others", "next turns", "per turn", "written", whole, "on disk", whole)
     rows: list[tuple[str, ...]] = []
     for name, peer in result.get("peers", {}).items():
         times = peer.get("ttft_ms", {})
@@ -160,10 +161,11 @@ def _fleet(result: Result) -> list[Table]:
             (
                 name,
                 *(_median(times, which) for which in ("first", "others", "next_turns")),
-                console.size(written) if written else "",
                 console.size(written / len(peer["turns"])) if written else "",
-                console.size(peer["whole_bytes"]) if "whole_bytes" in peer else "",
-                console.size(peer["disk_bytes"]) if "disk_bytes" in peer else "",
+                *(
+                    console.size(peer[what]) if peer.get(what) else ""
+                    for what in ("written_bytes", "whole_bytes", "disk_bytes", "whole_disk_bytes")
+                ),
             )
         )
     settings = result["settings"]

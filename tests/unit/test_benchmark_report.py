@@ -60,6 +60,7 @@ def summary_of(warm_ms: float = 20.0) -> dict[str, Any]:
         "written_bytes": 3e6,
         "whole_bytes": 18e6,
         "disk_bytes": 3e6,
+        "whole_disk_bytes": 9e6,
         "ttft_ms": {"first": times["cold"]},
     }
     answers = [{"ttft_ms": 10.0 * n} for n in range(1, 9)]
@@ -118,7 +119,8 @@ def test_report_leaves_a_scenario_out(tmp_path: Path, capsys: pytest.CaptureFixt
     for scenario in ("restart", "agent", "chat", "fleet", "load"):
         assert f"## {scenario}: valid" in page
     assert "| small | llama-run | 1,100 | 2.00 s | 20.5 ms | 5% | 97.1 | 1.20 | 1.40 | 9.0 ms | 2.00 |" in page
-    assert "18.0 MB" in page and "sha256 ff" in page and "a note" in page
+    assert "| 1.5 MB | 3.0 MB | 18.0 MB | 3.0 MB | 9.0 MB |" in page, "bytes, each beside those of whole states"
+    assert "sha256 ff" in page and "a note" in page
     assert "| cpu | a-model | small |" in (run / "summary.md").read_text()
     assert json.loads((run / "summary.json").read_text())["valid"] is True
     assert "eleven turns" in capsys.readouterr().out
