@@ -41,16 +41,24 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_build(home: Home, server: Path) -> dict[str, Any]:
-    """Of one server program: what it says of itself, and the checkout it was started from."""
+    """Of our server: the program, and the checkout it was started from."""
     pin = read_pin(home.pin)
     return {
-        "server": str(server),
-        "says": _first_line([str(server), "--version"]),
-        "sha256": sha256_of(server)["sha256"],
+        **describe_program(server),
         "pin": pin.commit,
         "llama_run": version(),
         "commit": _first_line(["git", "-C", str(home.root), "rev-parse", "HEAD"]),
         "edited": bool(_first_line(["git", "-C", str(home.root), "status", "--porcelain", "-uno"])),
+    }
+
+
+def describe_program(server: Path) -> dict[str, Any]:
+    """What a server says of itself, and what it is in truth."""
+    return {
+        "server": str(server),
+        "says": _first_line([str(server), "--version"]),
+        "version": "\n".join(_lines([str(server), "--version"])),
+        **sha256_of(server),
     }
 
 
@@ -99,10 +107,16 @@ def is_busy(noise_before: dict[str, Any]) -> bool:
 
 
 def _first_line(command: list[str]) -> str:
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = [line for line in (result.stdout + result.stderr).splitlines() if line.strip()]
+    lines = _lines(command)
     versions = [line for line in lines if line.startswith("version")]
-    return (versions or lines or [""])[0] if result.returncode == 0 else ""
+    return (versions or lines or [""])[0]
+
+
+def _lines(command: list[str]) -> list[str]:
+    """What a program says; nothing if it fails."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    said = [line for line in (result.stdout + result.stderr).splitlines() if line.strip()]
+    return said if result.returncode == 0 else []

@@ -83,9 +83,15 @@ def model_page(summary: dict[str, Any], drawn: list[str]) -> str:
     page += [f"- {machine['cpu']}, {machine['cores']} cores, {ram} RAM; GPU: {gpus}; {system}"]
     page += [f"- {model['file']}: {model['architecture']}, {model['quantisation']}, {size}, sha256 {digest}"]
     page += [f"- llama-run {revision}, llama.cpp {build['pin'][:9]}; `{build['says']}`"]
-    page += [f"- {name}: {told}" for name, told in summary["peers"].items()]
+    page += [f"- {name}: {told}{_program(summary, name)}" for name, told in summary["peers"].items()]
     page += [f"- flags of `{name}`: `{flags}`" for name, flags in summary["flags"].items()]
     return "\n".join(page) + "\n"
+
+
+def _program(summary: dict[str, Any], peer: str) -> str:
+    """Which program it was; older results do not tell."""
+    program = summary.get("programs", {}).get(peer)
+    return f"; `{program['says']}`, sha256 {program['sha256']}" if program else ""
 
 
 WIDE = 200  # in a file or a pipe there is room for all columns

@@ -16,7 +16,7 @@ from benchmarks import interrupt, machine, plots, report
 from benchmarks import limits as machine_limits
 from benchmarks.bench import OURS, SLOTS, UPSTREAM, Bench, Options, context_for
 from benchmarks.progress import RunProgress
-from benchmarks.results import SCHEMA, SUMMARY, Result, file_name, new_result, new_run_folder, write_json
+from benchmarks.results import SCHEMA, SUMMARY, Result, file_name, is_url, new_result, new_run_folder, write_json
 from benchmarks.scenarios import agent, chat, fleet, load, restart
 from benchmarks.stats import summarise
 from pyrun import console
@@ -49,6 +49,11 @@ class Programs:
     ours: Path
     unpatched: Path | None
     peers: dict[str, str]  # what each is, for the reader
+
+    def of_peers(self) -> dict[str, Path]:
+        """What each peer runs that is ours to start."""
+        paths = {name: self.ours if name == OURS else self.unpatched for name in self.peers if not is_url(name)}
+        return {name: path for name, path in paths.items() if path is not None}
 
 
 def run(home: Home, request: Request) -> int:
@@ -130,6 +135,7 @@ def _summary(home: Home, request: Request, programs: Programs, bench: Bench, abo
         "build": machine.describe_build(home, programs.ours),
         "model": machine.describe_model(bench.model, bench.facts),
         "peers": programs.peers,
+        "programs": {name: machine.describe_program(path) for name, path in programs.of_peers().items()},
         "flags": {},
         "limits": bench.limits,
         "scenarios": {},

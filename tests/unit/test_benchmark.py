@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import statistics
@@ -16,13 +17,14 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 
 from benchmarks import bench as bench_module
-from benchmarks import limits, shapes
+from benchmarks import limits, machine, shapes
 from benchmarks.bench import Bench, Fresh, Options, Sent, anchors_of, broken_promise, context_for
 from benchmarks.cli import with_default
 from benchmarks.limits import eval_ms, restore_limit_ms
 from benchmarks.peers import Answer, Message, Pace, PeerError, Server
 from benchmarks.progress import RunProgress
 from benchmarks.results import Room, file_name, new_result, new_run_folder, times_shorter, verdict
+from benchmarks.run import Programs
 from benchmarks.scenarios import agent, chat, fleet, restart
 from benchmarks.stats import percentile, percentiles, summarise
 from benchmarks.text import tool_schemas, words
@@ -484,6 +486,18 @@ def test_fleets_bytes_are_wrong() -> None:
     assert (peer["written_bytes"], peer["whole_bytes"], peer["disk_bytes"]) == (30, 900, 3)
     assert peer["whole_disk_bytes"] == 600
     assert peer["ttft_ms"]["others"]["median"] == 25 and peer["ttft_ms"]["first"]["n"] == 1
+
+
+def test_peers_program_is_unknown(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for path in (ours, theirs):
+        path.write_text(f"#!/bin/sh\necho loading >&2\necho 'version: {path.name}'\necho 'built with a compiler'\n")
+        path.chmod(0o755)
+    peers = dict.fromkeys(("llama-run", "upstream", "slots", "http://elsewhere"), "a server")
+    assert Programs(ours, theirs, peers).of_peers() == {"llama-run": ours, "upstream": theirs, "slots": theirs}
+    told = machine.describe_program(theirs)
+    assert told["says"] == "version: theirs" and "built with a compiler" in told["version"]
+    assert told["sha256"] == hashlib.sha256(theirs.read_bytes()).hexdigest()
 
 
 # Files and words.

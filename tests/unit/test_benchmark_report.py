@@ -74,7 +74,8 @@ def summary_of(warm_ms: float = 20.0) -> dict[str, Any]:
         "build": {"commit": "abc", "edited": False, "llama_run": "0.1.0", "pin": "0c1e57098", "says": "version 1"},
         "model": {"name": "a-model", "file": "a.gguf", "architecture": "llama", "quantisation": "Q8_0", "bytes": 1e9}
         | {"sha256": "ff"},
-        "peers": {"llama-run": "ours"},
+        "peers": {"llama-run": "ours", "upstream": "given by the user"},
+        "programs": {"upstream": {"says": "version: 7", "sha256": "ee", "version": "version: 7\nbuilt somewhere"}},
         "flags": {"restart": "--parallel 1"},
         "limits": {
             "reading": {"page_cache": "dropped", "readers": 4}
@@ -121,6 +122,7 @@ def test_report_leaves_a_scenario_out(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "| small | llama-run | 1,100 | 2.00 s | 20.5 ms | 5% | 97.1 | 1.20 | 1.40 | 9.0 ms | 2.00 |" in page
     assert "| 1.5 MB | 3.0 MB | 18.0 MB | 3.0 MB | 9.0 MB |" in page, "bytes, each beside those of whole states"
     assert "sha256 ff" in page and "a note" in page
+    assert "- upstream: given by the user; `version: 7`, sha256 ee" in page
     assert "| cpu | a-model | small |" in (run / "summary.md").read_text()
     assert json.loads((run / "summary.json").read_text())["valid"] is True
     assert "eleven turns" in capsys.readouterr().out
