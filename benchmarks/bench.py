@@ -39,7 +39,7 @@ class Options:
     """What the user asked for."""
 
     sizes: tuple[str, ...] = tuple(SIZES)
-    tokens: int = 128  # of an answer
+    tokens: int | None = None  # of an answer; None: as many as the scenario is made for
     repeat: int = 3
     ctx: int | None = None
     peers: tuple[str, ...] = ()

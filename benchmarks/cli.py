@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from benchmarks import compare as comparing
 from benchmarks import interrupt, plots, report
@@ -139,6 +140,8 @@ def compare_command(a: Path, b: Path) -> None:
 
 
 def _run(call: Invocation, scenarios: tuple[str, ...], given: dict[str, Any]) -> None:
+    if click.get_current_context().get_parameter_source("tokens") is ParameterSource.DEFAULT:
+        given["tokens"] = None  # each scenario has its own
     sizes = _list(given.pop("sizes", "small"))
     peers = _list(given.pop("peers") or (UPSTREAM if scenarios == ALL else ""))
     for size in sizes:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -170,7 +170,7 @@ def _play(bench: Bench, summary: dict[str, Any], name: str) -> None:
     """Fills in the summary, whatever happens: a failure is a result, too."""
     scenario = SCENARIOS[name]
     bench.enter(name, scenario.needs(bench))
-    result: Result = new_result(name, {"ctx": bench.ctx, **_settings(bench.options)})
+    result: Result = new_result(name, _settings(bench, scenario))
     summary["scenarios"][name] = result
     summary["flags"][name] = " ".join(_flags(bench, name))
     noise = result["noise"] = {"before": machine.noise()}
@@ -196,8 +196,10 @@ def _flags(bench: Bench, name: str) -> list[str]:
     return ["--ctx-size", str(bench.ctx * slots), "--parallel", str(slots), "--cache-ssd", "DIR", *bench.options.flags]
 
 
-def _settings(options: Options) -> dict[str, Any]:
-    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+def _settings(bench: Bench, scenario: ModuleType) -> dict[str, Any]:
+    """What a scenario went by, whether the user said so or not, and nothing that it does not look at."""
+    own: dict[str, Any] = scenario.settings(bench)
+    return {"ctx": bench.ctx, "peers": bench.options.peers, "flags": bench.options.flags, **own}
 
 
 def _choose_models(home: Home, wanted: tuple[str, ...]) -> list[Model]:

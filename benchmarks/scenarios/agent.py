@@ -100,12 +100,25 @@ def prefix_of(bench: Bench) -> int:
     return bench.options.prefix or PREFIXES[0]
 
 
+def tokens_of(bench: Bench) -> int:
+    return bench.options.tokens or ANSWER_TOKENS
+
+
+def settings(bench: Bench) -> dict[str, Any]:
+    return {"prefix": prefix_of(bench), "tokens": tokens_of(bench)}
+
+
+def growth_of(bench: Bench) -> int:
+    """What a context needs beside the prefix."""
+    return GROWTH + max(0, tokens_of(bench) - ANSWER_TOKENS) + ROOM_TOKENS
+
+
 def needs(bench: Bench) -> int:
-    return prefix_of(bench) + GROWTH + ROOM_TOKENS
+    return prefix_of(bench) + growth_of(bench)
 
 
 def plan(bench: Bench, ctx: int) -> float:
-    answers = 11 * ANSWER_TOKENS * RunProgress.ANSWER_TOKEN
+    answers = 11 * tokens_of(bench) * RunProgress.ANSWER_TOKEN
     ours = prefix_of(bench) + GROWTH + answers
     theirs = 2.5 * (prefix_of(bench) + GROWTH) + answers
     return ours + theirs * len(bench.options.peers)
@@ -115,9 +128,8 @@ def play(bench: Bench, result: Result) -> None:
     if bench.ctx < needs(bench):
         raise UserError(
             f"a session with a prefix of {prefix_of(bench)} tokens needs a context of {needs(bench)}, not {bench.ctx}",
-            f"a prefix of {bench.ctx - GROWTH - ROOM_TOKENS} fits: --prefix",
+            f"a prefix of {bench.ctx - growth_of(bench)} fits: --prefix",
         )
-    result["settings"]["prefix"] = prefix_of(bench)
     result["peers"] = {}
     texts: dict[str, list[str]] = {}
     # One after the other: each has its own slots and caches, and only one is on the machine at a time.
@@ -166,7 +178,7 @@ def _session(bench: Bench, result: Result, peer: Peer, texts: list[str]) -> None
         by_hand = conversation.name if restarted or conversation.name != last else ""
         last = conversation.name
         label = f"turn {number}"
-        answer = bench.ask(peer, label, conversation.messages, ANSWER_TOKENS, conversation=by_hand, ignore_eos=True)
+        answer = bench.ask(peer, label, conversation.messages, tokens_of(bench), conversation=by_hand, ignore_eos=True)
         texts.append(answer.text)
         peer.keep(conversation.name)
         bench.stats(peer, label)

@@ -31,6 +31,7 @@ QUESTION_TOKENS, QUESTION_SPREAD = 50, 1.2
 ANSWER_TOKENS, ANSWER_SPREAD = 170, 0.8
 MEAN_TURNS = 3.5
 LONGEST_QUESTION = 1500
+LONGEST_ANSWER = 128
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,21 @@ def read_chats(path: Path, count: int, answer_tokens: int) -> list[Chat]:
 
 
 def chats_of(bench: Bench) -> list[Chat]:
-    options = bench.options
-    count = options.conversations or CONVERSATIONS
-    if options.chats is not None:
-        return read_chats(options.chats, count, options.tokens)
-    return generate(count, options.tokens)
+    count, chats = count_of(bench), bench.options.chats
+    return read_chats(chats, count, tokens_of(bench)) if chats is not None else generate(count, tokens_of(bench))
+
+
+def count_of(bench: Bench) -> int:
+    return bench.options.conversations or CONVERSATIONS
+
+
+def tokens_of(bench: Bench) -> int:
+    return bench.options.tokens or LONGEST_ANSWER
+
+
+def settings(bench: Bench) -> dict[str, Any]:
+    source = str(bench.options.chats or "generated, lengths as in ShareGPT")
+    return {"conversations": count_of(bench), "tokens": tokens_of(bench), "source": source}
 
 
 def needs(bench: Bench) -> int:
@@ -101,7 +112,6 @@ def plan(bench: Bench, ctx: int) -> float:
 
 
 def play(bench: Bench, result: Result) -> None:
-    result["settings"]["source"] = str(bench.options.chats or "generated, lengths as in ShareGPT")
     result["peers"] = {}
     for peer in bench.peers():
         with bench.watch(result, peer):

@@ -29,13 +29,26 @@ def count_of(bench: Bench) -> int:
     return bench.options.conversations or CONVERSATIONS
 
 
+def tokens_of(bench: Bench) -> int:
+    return bench.options.tokens or ANSWER_TOKENS
+
+
+def settings(bench: Bench) -> dict[str, Any]:
+    return {
+        "prefix": prefix_of(bench),
+        "conversations": count_of(bench),
+        "turns": bench.options.turns,
+        "tokens": tokens_of(bench),
+    }
+
+
 def needs(bench: Bench) -> int:
-    return prefix_of(bench) + bench.options.turns * (QUESTION_TOKENS + ANSWER_TOKENS + 32) + ROOM_TOKENS
+    return prefix_of(bench) + bench.options.turns * (QUESTION_TOKENS + tokens_of(bench) + 32) + ROOM_TOKENS
 
 
 def plan(bench: Bench, ctx: int) -> float:
     turns = count_of(bench) * bench.options.turns
-    one = prefix_of(bench) + turns * (QUESTION_TOKENS + ANSWER_TOKENS * RunProgress.ANSWER_TOKEN)
+    one = prefix_of(bench) + turns * (QUESTION_TOKENS + tokens_of(bench) * RunProgress.ANSWER_TOKEN)
     return one * (1 + len(bench.options.peers))
 
 
@@ -45,7 +58,6 @@ def play(bench: Bench, result: Result) -> None:
             f"a system prompt of {prefix_of(bench)} tokens needs a context of {needs(bench)}, not {bench.ctx}",
             "give a shorter one, such as --prefix 1000",
         )
-    result["settings"] |= {"prefix": prefix_of(bench), "conversations": count_of(bench), "turns": bench.options.turns}
     result["per_token_bytes"] = bench.facts.kv_per_token("f16", "f16")
     result["fixed_bytes"] = bench.facts.checkpoint_bytes("f16", "f16")
     result["peers"] = {}
@@ -77,7 +89,7 @@ def _sail(bench: Bench, result: Result, peer: Peer) -> None:
             label = f"conversation {which + 1} turn {number + 1}"
             # By hand, nobody knows that another conversation's slot would do for the beginning of this one.
             name = f"fleet-{which}"
-            answer = bench.ask(peer, label, history, ANSWER_TOKENS, conversation=name, ignore_eos=True)
+            answer = bench.ask(peer, label, history, tokens_of(bench), conversation=name, ignore_eos=True)
             by_hand = peer.keep(name)
             history.append({"role": "assistant", "content": answer.text})
             after = bench.stats(peer, label, flush=True)

@@ -27,6 +27,7 @@ from benchmarks.stats import common_prefix, summarise
 from pyrun.errors import UserError
 
 NAME = "restart"
+ANSWER_TOKENS = 128
 PHASES = ("cold", "warm", "ram")
 # For models that go on at anchors only, the last one is this many tokens before the prompt's end at most.
 ANCHOR_TOKENS = 4
@@ -41,18 +42,27 @@ def size_of(name: str) -> int:
     raise UserError(f"there is no size {name!r}", f"sizes are {', '.join(SIZES)}, or a number of tokens")
 
 
+def tokens_of(bench: Bench) -> int:
+    return bench.options.tokens or ANSWER_TOKENS
+
+
+def settings(bench: Bench) -> dict[str, Any]:
+    options = bench.options
+    return {"sizes": options.sizes, "tokens": tokens_of(bench), "repeat": options.repeat, "damage": options.damage}
+
+
 def needs(bench: Bench) -> int:
-    return max(map(size_of, bench.options.sizes)) + bench.options.tokens + ROOM_TOKENS
+    return max(map(size_of, bench.options.sizes)) + tokens_of(bench) + ROOM_TOKENS
 
 
 def fitting(bench: Bench, ctx: int) -> list[str]:
-    return [s for s in bench.options.sizes if size_of(s) + bench.options.tokens + ROOM_TOKENS <= ctx]
+    return [s for s in bench.options.sizes if size_of(s) + tokens_of(bench) + ROOM_TOKENS <= ctx]
 
 
 def plan(bench: Bench, ctx: int) -> float:
     """Cold, warm and from RAM, each with an answer; only upstream evaluates the prompt twice."""
     options = bench.options
-    answers = len(PHASES) * options.tokens * RunProgress.ANSWER_TOKEN
+    answers = len(PHASES) * tokens_of(bench) * RunProgress.ANSWER_TOKEN
     sizes = [size_of(size) for size in fitting(bench, ctx)]
     twice = sum(peer == UPSTREAM for peer in options.peers)
     return options.repeat * sum((1 + len(options.peers)) * (size + answers) + twice * size for size in sizes)
@@ -94,7 +104,7 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
     def ask(phase: str, *, by_hand: bool = False) -> Answer:
         label = f"{size} {phase} {turn + 1}"
         kept_as = size if by_hand else ""
-        answer = bench.ask(peer, label, prompt, bench.options.tokens, conversation=kept_as, ignore_eos=True)
+        answer = bench.ask(peer, label, prompt, tokens_of(bench), conversation=kept_as, ignore_eos=True)
         row[phase] = _measured(answer, bench.stats(peer, label))
         return answer
 

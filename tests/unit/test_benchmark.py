@@ -9,7 +9,7 @@ import shutil
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,20 +17,20 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 
 from benchmarks import bench as bench_module
-from benchmarks import limits, machine, shapes
+from benchmarks import cli, limits, machine, run, shapes
 from benchmarks.bench import Bench, Fresh, Options, Sent, anchors_of, broken_promise, context_for
 from benchmarks.cli import with_default
 from benchmarks.limits import eval_ms, restore_limit_ms
 from benchmarks.peers import Answer, Message, Pace, PeerError, Server
 from benchmarks.progress import RunProgress
 from benchmarks.results import Room, file_name, new_result, new_run_folder, times_shorter, verdict
-from benchmarks.run import Programs
-from benchmarks.scenarios import agent, chat, fleet, restart
+from benchmarks.run import Programs, Request
+from benchmarks.scenarios import agent, chat, fleet, load, restart
 from benchmarks.stats import percentile, percentiles, summarise
 from benchmarks.text import tool_schemas, words
 from pyrun.build.unpatched import compiler_fixes
 from pyrun.errors import UserError
-from pyrun.home import find_home
+from pyrun.home import Home, find_home
 from pyrun.models.facts import ModelFacts
 from pyrun.models.find import Model, find_model
 from pyrun.models.look import look
@@ -187,7 +187,7 @@ def test_clock_counts_the_memory_that_is_read_into(tmp_path: Path, monkeypatch: 
     path = tmp_path / "twin"
     path.write_bytes(bytes(1000))
     monkeypatch.setattr(limits, "new_buffer", new_buffer)
-    monkeypatch.setattr(limits.time, "perf_counter", clock)
+    monkeypatch.setattr("benchmarks.limits.time.perf_counter", clock)
     limits.read_part(path, 0, 1000)
     assert order == ["buffer", "clock", "clock"]
     order.clear()
@@ -486,6 +486,43 @@ def test_fleets_bytes_are_wrong() -> None:
     assert (peer["written_bytes"], peer["whole_bytes"], peer["disk_bytes"]) == (30, 900, 3)
     assert peer["whole_disk_bytes"] == 600
     assert peer["ttft_ms"]["others"]["median"] == 25 and peer["ttft_ms"]["first"]["n"] == 1
+
+
+@pytest.mark.parametrize(
+    ("scenario", "default", "names"),
+    [
+        (restart, 128, {"sizes", "repeat", "damage"}),
+        (agent, 48, {"prefix"}),
+        (chat, 128, {"conversations", "source"}),
+        (fleet, 48, {"prefix", "conversations", "turns"}),
+        (load, 128, {"prefix", "clients", "requests"}),
+    ],
+)
+def test_settings_are_not_those_that_were_used(
+    scenario: ModuleType, default: int, names: set[str], tmp_path: Path
+) -> None:
+    bench = bench_of(tmp_path)
+    bench.ctx = 4096
+    told = run._settings(bench, scenario)
+    assert set(told) == {"ctx", "peers", "flags", "tokens", *names}
+    assert told["ctx"] == 4096 and told["tokens"] == default
+    assert scenario.settings(bench_of(tmp_path, tokens=7))["tokens"] == 7
+    more = scenario.plan(bench_of(tmp_path, tokens=100 + default), 32768)
+    assert more > scenario.plan(bench, 32768), "the answers are as long as ever"
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], None), (["--tokens", "128"], 128), (["--tokens", "7"], 7)])
+def test_tokens_that_nobody_asked_for(words: list[str], expected: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+
+    def note(home: Home, request: Request) -> int:
+        asked.append(request)
+        return 0
+
+    monkeypatch.setattr(cli, "run", note)
+    with pytest.raises(SystemExit):
+        cli.main(["agent", *words])
+    assert asked[0].options.tokens == expected
 
 
 def test_peers_program_is_unknown(tmp_path: Path) -> None:
