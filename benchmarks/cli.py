@@ -144,6 +144,8 @@ def _run(call: Invocation, scenarios: tuple[str, ...], given: dict[str, Any]) ->
         given["tokens"] = None  # each scenario has its own
     sizes = _list(given.pop("sizes", "small"))
     peers = _list(given.pop("peers") or (UPSTREAM if scenarios == ALL else ""))
+    if not sizes:
+        raise UserError("--sizes names no size", f"sizes are {', '.join(SIZES)}, or a number of tokens")
     for size in sizes:
         size_of(size)
     for peer in peers:

@@ -10,6 +10,7 @@ RUN/BACKEND/MODEL/restart/SIZE.json
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,6 +105,16 @@ def new_run_folder(root: Path) -> Path:
             raise UserError(f"cannot make {folder}: {error.strerror or error}", "give another folder: --out") from error
         return folder
     raise UserError(f"too many runs in {root} in one minute", "wait for the next one")
+
+
+def chosen_run_folder(folder: Path) -> Path:
+    """Of the user: made, if it can be, and seen to be writable before anything is measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}", "give another folder: --out") from error
 
 
 def write_json(path: Path, content: object) -> None:

@@ -16,7 +16,17 @@ from benchmarks import interrupt, machine, plots, report
 from benchmarks import limits as machine_limits
 from benchmarks.bench import OURS, SLOTS, UPSTREAM, Bench, Options, context_for
 from benchmarks.progress import RunProgress
-from benchmarks.results import SCHEMA, SUMMARY, Result, file_name, is_url, new_result, new_run_folder, write_json
+from benchmarks.results import (
+    SCHEMA,
+    SUMMARY,
+    Result,
+    chosen_run_folder,
+    file_name,
+    is_url,
+    new_result,
+    new_run_folder,
+    write_json,
+)
 from benchmarks.scenarios import agent, chat, fleet, load, restart
 from benchmarks.stats import summarise
 from pyrun import console
@@ -61,14 +71,15 @@ def run(home: Home, request: Request) -> int:
     models = _choose_models(home, request.models)
     backends = request.backends or _built_backends(home, request.server)
     programs = {backend: _programs(home, request, backend) for backend in backends}
-    folder = request.out or new_run_folder(home.root / "benchmarks" / "results")
     before = machine.noise()
     if machine.is_busy(before):
         console.say(f"warning: the machine is busy (load average {before['load_average'][0]}); times will be too long")
     about = {"schema": SCHEMA, "command": request.command, "machine": machine.describe_machine(), "status": "running"}
     about |= {"started": _now(), "noise": before}
-    write_json(folder / "run.json", about)
     with _caches(home, request.cache_folder) as caches:
+        # Last, when nothing can be refused any more: no folder is left behind without a result.
+        folder = chosen_run_folder(request.out) if request.out else new_run_folder(home.root / "benchmarks" / "results")
+        write_json(folder / "run.json", about)
         try:
             for backend in backends:
                 for model in models:

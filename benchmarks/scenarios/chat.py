@@ -69,10 +69,9 @@ def read_chats(path: Path, count: int, answer_tokens: int) -> list[Chat]:
         raise UserError(f"cannot read conversations from {path}: {error}", "it must be a JSON list") from error
     chats: list[Chat] = []
     for entry in content if isinstance(content, list) else []:
-        messages = entry.get("conversations") or entry.get("messages") or [] if isinstance(entry, dict) else []
         asked = [
             str(message.get("value", message.get("content", "")))
-            for message in messages
+            for message in _messages(entry)
             if message.get("from", message.get("role")) in ("human", "user")
         ]
         if len(asked) > 1:
@@ -80,6 +79,12 @@ def read_chats(path: Path, count: int, answer_tokens: int) -> list[Chat]:
     if not chats:
         raise UserError(f"{path} has no conversation with two questions", "see docs/benchmarks.md for its format")
     return chats[:count]
+
+
+def _messages(entry: object) -> list[dict[str, Any]]:
+    """Of one conversation; what has another shape is left out."""
+    found = entry.get("conversations") or entry.get("messages") if isinstance(entry, dict) else None
+    return [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
 
 
 def chats_of(bench: Bench) -> list[Chat]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import shutil
@@ -23,7 +24,7 @@ from benchmarks.cli import with_default
 from benchmarks.limits import eval_ms, restore_limit_ms
 from benchmarks.peers import Answer, Message, Pace, PeerError, Server
 from benchmarks.progress import RunProgress
-from benchmarks.results import Room, file_name, new_result, new_run_folder, times_shorter, verdict
+from benchmarks.results import Room, chosen_run_folder, file_name, new_result, new_run_folder, times_shorter, verdict
 from benchmarks.run import Programs, Request
 from benchmarks.scenarios import agent, chat, fleet, load, restart
 from benchmarks.stats import percentile, percentiles, summarise
@@ -113,7 +114,7 @@ def test_given_chats_are_not_understood(tmp_path: Path) -> None:
     path.write_text(json.dumps([sharegpt, alone, openai]))
     read = chat.read_chats(path, 10, 32)
     assert [[exchange.question for exchange in each] for each in read] == [["A?", "A?"], ["0?", "1?", "2?"]]
-    path.write_text(json.dumps([alone]))
+    path.write_text(json.dumps([alone, {"messages": ["hi", "ho"]}, {"messages": 5}, "hi"]))
     with pytest.raises(UserError, match="no conversation with two questions"):
         chat.read_chats(path, 10, 32)
     with pytest.raises(UserError, match="cannot read conversations"):
@@ -171,6 +172,16 @@ def test_reading_is_measured_and_its_file_is_left_behind(tmp_path: Path, monkeyp
     measured = limits.measure_reading(tmp_path, 1)
     assert measured["bytes"] == limits.CHUNK * 2 and measured["sequential_bytes_per_s"]["median"] > 0
     assert not list(tmp_path.iterdir())
+
+
+def test_full_disk_is_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("benchmarks.limits.os.write", refuse)
+    with pytest.raises(UserError, match="No space left on device") as error:
+        limits.measure_reading(tmp_path, 1)
+    assert "--cache-folder" in (error.value.hint or "") and not list(tmp_path.iterdir())
 
 
 def test_clock_counts_the_memory_that_is_read_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,6 +558,22 @@ def test_names_lead_out_of_the_results() -> None:
 
 def test_second_run_of_a_minute_overwrites_the_first(tmp_path: Path) -> None:
     assert new_run_folder(tmp_path) != new_run_folder(tmp_path)
+
+
+def test_out_that_cannot_be_written_is_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write to .*file/out: Not a directory"):
+        chosen_run_folder(tmp_path / "file" / "out")
+    assert not list(chosen_run_folder(tmp_path / "a" / "b").iterdir())
+
+
+def test_refused_call_leaves_a_folder_in_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    request = Request(("restart",), Options(), server=tmp_path / "file", cache_folder=tmp_path / "file" / "caches")
+    monkeypatch.setattr(run, "_choose_models", lambda home, wanted: [])
+    with pytest.raises(UserError, match="cannot write to .*caches"):
+        run.run(Home(tmp_path), request)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_answers_are_lost_before_the_end(tmp_path: Path) -> None:

@@ -286,6 +286,7 @@ def test_peer_that_breaks_off_is_a_traceback(events: list[str], status: int, mes
     [
         (["restart", "--peers", "ollama"], "no peer 'ollama'"),
         (["--sizes", "huge"], "no size 'huge'"),
+        (["--sizes", ""], "--sizes names no size"),
         (["agent", "--server", "/nowhere/llama-server", "--model", "/nowhere.gguf"], "no file"),
     ],
 )
