@@ -33,6 +33,7 @@ from pyrun import console
 from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.models.default import CHAT_TEMPLATE, default_model_path, ensure_default_model
+from pyrun.models.facts import ModelFacts
 from pyrun.models.find import Model, find_model
 from pyrun.models.look import look, see_models
 
@@ -69,6 +70,9 @@ class Programs:
 def run(home: Home, request: Request) -> int:
     """The exit code: 0 if all is valid, 1 if not, 130 after Ctrl-C. Whatever was done is kept."""
     models = _choose_models(home, request.models)
+    facts = {model.path: look(model) for model in models}  # a broken one is found before hours are spent on the first
+    if chat.NAME in request.scenarios:
+        chat.check(request.options)
     backends = request.backends or _built_backends(home, request.server)
     programs = {backend: _programs(home, request, backend) for backend in backends}
     before = machine.noise()
@@ -76,6 +80,7 @@ def run(home: Home, request: Request) -> int:
         console.say(f"warning: the machine is busy (load average {before['load_average'][0]}); times will be too long")
     about = {"schema": SCHEMA, "command": request.command, "machine": machine.describe_machine(), "status": "running"}
     about |= {"started": _now(), "noise": before}
+    failure: UserError | None = None
     with _caches(home, request.cache_folder) as caches:
         # Last, when nothing can be refused any more: no folder is left behind without a result.
         folder = chosen_run_folder(request.out) if request.out else new_run_folder(home.root / "benchmarks" / "results")
@@ -83,48 +88,68 @@ def run(home: Home, request: Request) -> int:
         try:
             for backend in backends:
                 for model in models:
-                    bench = _bench(home, request, backend, programs[backend], model, folder, caches)
+                    bench = _bench(home, request, backend, programs[backend], model, facts[model.path], folder, caches)
                     _measure(bench, request.scenarios, _summary(home, request, programs[backend], bench, about))
             about["status"] = "complete"
         except KeyboardInterrupt:
             about["status"] = "interrupted"
+        except UserError as error:
+            failure = error
+            about |= {"status": "failed", "problem": _told(error)}
     write_json(folder / "run.json", about | {"ended": _now()})
     names = {caches: "CACHES", folder.absolute(): "RESULTS", home.root: ".", Path.home(): "~"}
     names |= {caches.parent: "DIR"} if request.cache_folder else {}
     names |= {model.path.parent: "MODELS" for model in models}
     names |= {program.parent: "BIN" for each in programs.values() for program in (each.ours, each.unpatched) if program}
     _scrub(folder, names)
-    return _close(folder, interrupted=about["status"] == "interrupted")
+    valid = _show(folder)
+    if about["status"] == "interrupted":
+        console.say(
+            "interrupted before anything was measured" if valid is None else "interrupted: what was done is kept"
+        )
+        return INTERRUPTED
+    if failure is not None:
+        console.show_error(failure)
+        return failure.exit_code
+    if not valid:
+        console.say("the run failed: at least one result is invalid, see above")
+    return 0 if valid else 1
 
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def _close(folder: Path, *, interrupted: bool) -> int:
+def _told(error: UserError) -> str:
+    return f"{error.message}{f' ({error.hint})' if error.hint else ''}"
+
+
+def _show(folder: Path) -> bool | None:
+    """Writes and shows what all models have in common. Whether it is valid; None if nothing was measured."""
     if not any(folder.glob(f"*/*/{SUMMARY}")):
-        console.say("interrupted before anything was measured")
-        return INTERRUPTED
+        return None
     valid = report.write_run_report(folder)
     report.show(folder)
     console.say(f"results: {folder}")
     if not plots.can_draw():
         console.say(f"plots were skipped: {plots.HOW_TO_GET}, then `benchmark report {folder}` draws them")
-    if interrupted:
-        console.say("interrupted: what was done is kept")
-        return INTERRUPTED
-    if not valid:
-        console.say("the run failed: at least one result is invalid, see above")
-    return 0 if valid else 1
+    return valid
 
 
 def _bench(
-    home: Home, request: Request, backend: str, programs: Programs, model: Model, folder: Path, caches: Path
+    home: Home,
+    request: Request,
+    backend: str,
+    programs: Programs,
+    model: Model,
+    facts: ModelFacts,
+    folder: Path,
+    caches: Path,
 ) -> Bench:
     return Bench(
         options=request.options,
         model=model,
-        facts=look(model),
+        facts=facts,
         backend=backend,
         server=programs.ours,
         unpatched=programs.unpatched,
@@ -191,7 +216,7 @@ def _play(bench: Bench, summary: dict[str, Any], name: str) -> None:
         result["status"] = "complete"
     except UserError as error:
         result["status"] = "failed"
-        result["problems"].append(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
+        result["problems"].append(_told(error))
     except KeyboardInterrupt:
         result["status"] = "interrupted"
         raise

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import ROOM_TOKENS, Bench, Sent, row_of
+from benchmarks.bench import ROOM_TOKENS, Bench, Options, Sent, row_of
 from benchmarks.peers import Message, Peer, Server
 from benchmarks.progress import RunProgress
 from benchmarks.results import Result
@@ -90,6 +90,12 @@ def _messages(entry: object) -> list[dict[str, Any]]:
 def chats_of(bench: Bench) -> list[Chat]:
     count, chats = count_of(bench), bench.options.chats
     return read_chats(chats, count, tokens_of(bench)) if chats is not None else generate(count, tokens_of(bench))
+
+
+def check(options: Options) -> None:
+    """Raises if the conversations that were asked for cannot be read."""
+    if options.chats is not None:
+        read_chats(options.chats, 1, LONGEST_ANSWER)
 
 
 def count_of(bench: Bench) -> int:

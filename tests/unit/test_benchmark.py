@@ -24,7 +24,16 @@ from benchmarks.cli import with_default
 from benchmarks.limits import eval_ms, restore_limit_ms
 from benchmarks.peers import Answer, Message, Pace, PeerError, Server
 from benchmarks.progress import RunProgress
-from benchmarks.results import Room, chosen_run_folder, file_name, new_result, new_run_folder, times_shorter, verdict
+from benchmarks.results import (
+    Room,
+    chosen_run_folder,
+    file_name,
+    new_result,
+    new_run_folder,
+    times_shorter,
+    verdict,
+    write_json,
+)
 from benchmarks.run import Programs, Request
 from benchmarks.scenarios import agent, chat, fleet, load, restart
 from benchmarks.stats import percentile, percentiles, summarise
@@ -574,6 +583,77 @@ def test_refused_call_leaves_a_folder_in_the_results(tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match="cannot write to .*caches"):
         run.run(Home(tmp_path), request)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def request_of(tmp_path: Path, *models: Path, scenario: str = "restart", **options: Any) -> Request:
+    """With a program that is there, and is no server."""
+    (tmp_path / "llama-server").write_text("")
+    return Request(
+        (scenario,),
+        Options(**options),
+        models=tuple(map(str, models)),
+        backends=("cpu",),
+        server=tmp_path / "llama-server",
+        out=tmp_path / "out",
+        cache_folder=tmp_path / "caches",
+    )
+
+
+def toy_of(tmp_path: Path, name: str) -> Path:
+    small = dataclasses.replace(shapes.SHAPES["14b"], width=256, n_tokens=600)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(shapes.SHAPES, "small", small)
+        patch.setattr(shapes, "POOL_BYTES", 1 << 20)
+        shapes.write_shape("small", tmp_path / name, layers=1)
+    return tmp_path / name
+
+
+def test_broken_model_is_found_after_the_first_was_measured(tmp_path: Path) -> None:
+    whole, broken = toy_of(tmp_path, "whole.gguf"), tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(UserError, match="broken"):
+        run.run(find_home(), request_of(tmp_path, whole, broken))
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_chats_are_found_when_the_run_has_begun(tmp_path: Path) -> None:
+    request = request_of(tmp_path, toy_of(tmp_path, "m.gguf"), scenario="chat", chats=tmp_path / "none.json")
+    with pytest.raises(UserError, match="cannot read conversations"):
+        run.run(find_home(), request)
+    assert not (tmp_path / "out").exists()
+
+
+def test_error_in_the_middle_loses_the_first_models_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+
+    def measure(bench: Bench, scenarios: tuple[str, ...], summary: dict[str, Any]) -> None:
+        if measured:
+            raise UserError(f"no room in {tmp_path}/caches", "make some")
+        measured.append(bench.model.name)
+        result = new_result("restart", {}) | {"status": "complete", "noise": dict.fromkeys(("before", "after"), NOISE)}
+        summary["scenarios"]["restart"] = result
+        summary["limits"]["reading"] = READING
+        write_json(bench.folder / "summary.json", summary)
+
+    monkeypatch.setattr(run, "_measure", measure)
+    monkeypatch.setattr("benchmarks.plots.can_draw", lambda: False)
+    models = [toy_of(tmp_path, name) for name in ("a.gguf", "b.gguf")]
+    assert run.run(find_home(), request_of(tmp_path, *models)) == 1
+    about = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert about["status"] == "failed" and about["problem"] == "no room in DIR (make some)"
+    assert len(json.loads((tmp_path / "out" / "summary.json").read_text())["models"]) == 1
+    assert "no room" in capsys.readouterr().err
+
+
+NOISE = {"load_average": [0.1], "cores": 2}
+READING: dict[str, Any] = {
+    "page_cache": "dropped",
+    "readers": 4,
+    "sequential_bytes_per_s": summarise([1e9]),
+    "parallel_bytes_per_s": summarise([1e9]),
+}
 
 
 def test_answers_are_lost_before_the_end(tmp_path: Path) -> None:
