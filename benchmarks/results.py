@@ -112,9 +112,15 @@ def chosen_run_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return folder
+            is_empty = not any(folder.iterdir())
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}", "give another folder: --out") from error
+    if not is_empty:
+        raise UserError(
+            f"{folder} is not empty, and the results of two runs would be mixed",
+            "give a new folder with --out, or remove what is there",
+        )
+    return folder
 
 
 def write_json(path: Path, content: object) -> None:

@@ -576,6 +576,12 @@ def test_out_that_cannot_be_written_is_a_traceback(tmp_path: Path) -> None:
     assert not list(chosen_run_folder(tmp_path / "a" / "b").iterdir())
 
 
+def test_two_runs_are_mixed(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UserError, match="is not empty"):
+        chosen_run_folder(tmp_path)
+
+
 def test_refused_call_leaves_a_folder_in_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     request = Request(("restart",), Options(), server=tmp_path / "file", cache_folder=tmp_path / "file" / "caches")
