@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from pyrun.home import Home, version
+from pyrun.machine.backends import BACKENDS
 from pyrun.machine.describe import describe
 from pyrun.machine.probe import probe
 from pyrun.models.facts import ModelFacts
@@ -60,6 +61,13 @@ def describe_program(server: Path) -> dict[str, Any]:
         "version": "\n".join(_lines([str(server), "--version"])),
         **sha256_of(server),
     }
+
+
+def backend_of(server: Path) -> str:
+    """By the devices that a server finds: without one it works on the processor, whatever it was built for."""
+    devices = [line.strip().lower() for line in _lines([str(server.absolute()), "--list-devices"])]
+    found = (name for device in devices for name in BACKENDS if name != "cpu" and device.startswith(name))
+    return next(found, "cpu")
 
 
 def describe_model(model: Model, facts: ModelFacts) -> dict[str, Any]:

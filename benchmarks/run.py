@@ -32,6 +32,7 @@ from benchmarks.stats import summarise
 from pyrun import console
 from pyrun.errors import UserError
 from pyrun.home import Home
+from pyrun.machine.backends import BACKENDS
 from pyrun.models.default import CHAT_TEMPLATE, default_model_path, ensure_default_model
 from pyrun.models.facts import ModelFacts
 from pyrun.models.find import Model, find_model
@@ -73,7 +74,7 @@ def run(home: Home, request: Request) -> int:
     facts = {model.path: look(model) for model in models}  # a broken one is found before hours are spent on the first
     if chat.NAME in request.scenarios:
         chat.check(request.options)
-    backends = request.backends or _built_backends(home, request.server)
+    backends = _choose_backends(home, request)
     programs = {backend: _programs(home, request, backend) for backend in backends}
     before = machine.noise()
     if machine.is_busy(before):
@@ -252,10 +253,19 @@ def _choose_models(home: Home, wanted: tuple[str, ...]) -> list[Model]:
     return [find_model(home, str(ensure_default_model(home)))]
 
 
-def _built_backends(home: Home, server: Path | None) -> tuple[str, ...]:
-    if server is not None:
-        return ("cpu",)
+def _choose_backends(home: Home, request: Request) -> tuple[str, ...]:
     built = sorted(path.parents[1].name for path in home.build("cpu").parent.glob("*/bin/llama-server"))
+    known = list(dict.fromkeys([*BACKENDS, *built]))
+    for wanted in request.backends:
+        if wanted not in known:
+            raise UserError(
+                f"there is no backend {wanted!r}",
+                f"backends are {', '.join(known)}; for several, give --backend several times",
+            )
+    if request.backends:
+        return request.backends
+    if request.server is not None:
+        return (machine.backend_of(request.server),)
     if not built:
         raise UserError("llama-server is not built", "run `llama-run build` first, or give one: --server PATH")
     return tuple(built)

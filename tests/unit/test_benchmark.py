@@ -545,6 +545,30 @@ def test_tokens_that_nobody_asked_for(words: list[str], expected: int | None, mo
     assert asked[0].options.tokens == expected
 
 
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ("  (none)", "cpu"),
+        ("  CUDA0: NVIDIA H200 (143167 MiB, 142645 MiB free)", "cuda"),
+        ("  Vulkan0: AMD Radeon Graphics (16384 MiB, 16000 MiB free)", "vulkan"),
+        ("  ROCm0: AMD Radeon Graphics (16384 MiB, 16000 MiB free)", "rocm"),
+    ],
+)
+def test_servers_backend_is_taken_for_the_cpu(devices: str, expected: str, tmp_path: Path) -> None:
+    server = tmp_path / "llama-server"
+    server.write_text(f"#!/bin/sh\necho 'Available devices:'\necho '{devices}'\n")
+    server.chmod(0o755)
+    request = Request(("restart",), Options(), server=server)
+    assert run._choose_backends(Home(tmp_path), request) == (expected,)
+
+
+@pytest.mark.parametrize("wanted", ["foo", "cpu,vulkan"])
+def test_unknown_backend_is_a_missing_program(wanted: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"no backend '{wanted}'") as error:
+        run._choose_backends(Home(tmp_path), Request(("restart",), Options(), backends=(wanted,)))
+    assert "cpu, vulkan, rocm, cuda; for several, give --backend several times" in (error.value.hint or "")
+
+
 def test_peers_program_is_unknown(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for path in (ours, theirs):
