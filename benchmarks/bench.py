@@ -111,7 +111,7 @@ class Bench:
 
     def empty_caches(self, peer: Peer) -> None:
         """What was left behind would make a cold start warm."""
-        folder = _stored_in(peer)
+        folder = peer.stored_in if isinstance(peer, Server) else None
         if folder is None or not folder.exists():
             return
         try:
@@ -124,7 +124,7 @@ class Bench:
 
     def forget(self, result: Result, peer: Peer, *others: Path) -> bool:
         """Takes what a peer has stored, and other files, out of the page cache. What stays there is noted."""
-        folder = _stored_in(peer)
+        folder = peer.stored_in if isinstance(peer, Server) else None
         gone = forget([*(folder.rglob("*") if folder is not None else ()), *others])
         if not gone:
             result["notes"].append(
@@ -161,7 +161,7 @@ class Bench:
         """The cache's counters, where a peer has them."""
         if not (isinstance(peer, Server) and peer.has_cache):
             return {}
-        stats = peer.post("/cache/flush", {}) if flush else peer.get("/cache")
+        stats = peer.save_all() if flush else peer.get("/cache")
         if not stats.get("enabled"):
             raise PeerError(f"the cache of {peer.name} is off: {stats.get('reason', '')}", f"its log is {peer.log}")
         self.room.note_stats(peer.name, label, stats)
@@ -211,10 +211,6 @@ class Bench:
         """How many tokens a word has for this model."""
         body = {"content": words(CALIBRATION_WORDS, "calibration"), "add_special": False}
         self._tokens_per_word = len(server.post("/tokenize", body)["tokens"]) / CALIBRATION_WORDS
-
-
-def _stored_in(peer: Peer) -> Path | None:
-    return peer.slots if isinstance(peer, SlotServer) else peer.cache if isinstance(peer, Server) else None
 
 
 def context_for(wanted: int, asked: int | None, trained: int | None) -> int:

@@ -67,6 +67,7 @@ def _rush(bench: Bench, result: Result, peer: Peer) -> None:
     bench.empty_caches(peer)
     peer.start()
     peer.warm_up()
+    peer.pace.clients = bench.options.clients
     if isinstance(peer, Server):
         bench.calibrate(peer)
     stop = threading.Event()

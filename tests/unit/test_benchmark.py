@@ -22,7 +22,7 @@ from benchmarks import cli, limits, machine, run, shapes
 from benchmarks.bench import Bench, Fresh, Options, Sent, anchors_of, broken_promise, context_for
 from benchmarks.cli import with_default
 from benchmarks.limits import eval_ms, restore_limit_ms
-from benchmarks.peers import Answer, Message, Pace, PeerError, Server
+from benchmarks.peers import Answer, Message, Pace, PeerError, Server, SlotServer
 from benchmarks.progress import RunProgress
 from benchmarks.results import (
     Room,
@@ -224,6 +224,31 @@ def test_patience_does_not_follow_the_measured_speed() -> None:
     assert pace.patience(50_000) > pace.patience(5000) + 200
     pace.learn(Answer("", {"prompt_n": 1, "prompt_per_second": 1.0}, 0, 0))
     assert pace.prefill == 1000, "one token tells nothing about prefill"
+
+
+def test_patience_forgets_that_clients_wait_for_each_other() -> None:
+    alone, crowded = Pace(), Pace()
+    crowded.clients = 16
+    assert crowded.patience(1000) - Pace.QUIET_SECONDS == 16 * (alone.patience(1000) - Pace.QUIET_SECONDS)
+
+
+def test_large_state_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SlotServer("slots", tmp_path, tmp_path, (), tmp_path / "log", slots=tmp_path / "slots")
+    server.slots.mkdir()
+    with (server.slots / "large.bin").open("wb") as file:
+        file.truncate(40_000_000_000)
+    assert server.saving_seconds() == 2000, "40 GB at 20 MB/s"
+    waited: list[float] = []
+
+    def post(path: str, body: object, seconds: float = 0) -> dict[str, Any]:
+        waited.append(seconds)
+        return {"n_written": 1}
+
+    monkeypatch.setattr(server, "post", post)
+    server.keep("large")
+    server.bring_back("large")
+    server.save_all()
+    assert waited == [2600, 2600, 2600]
 
 
 # What makes a result invalid.
