@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from benchmarks import interrupt
 from benchmarks.limits import forget
 from benchmarks.peers import Answer, Message, Peer, PeerError, Remote, Server, SlotServer
 from benchmarks.progress import RunProgress
-from benchmarks.results import Result, Room
+from benchmarks.results import Result, Room, is_url
 from benchmarks.stats import common_prefix
 from benchmarks.text import words
 from pyrun.models.facts import ModelFacts
@@ -69,12 +70,15 @@ class Bench:
     folder: Path
     room: Room = field(init=False)
     ctx: int = field(init=False)  # tokens of one slot
+    salt: str = field(init=False)  # what conversations of all peers begin with
     speeds: dict[str, list[float]] = field(default_factory=dict)  # of ours, as they are measured on the way
     _tokens_per_word: float = 1.1  # until it is measured
 
     def __post_init__(self) -> None:
         self.room = Room(self.folder)
         self.ctx = 0
+        # A server that is not ours to empty may know these prompts from an earlier run: it gets others each time.
+        self.salt = os.urandom(8).hex() if any(map(is_url, self.options.peers)) else ""
 
     def enter(self, scenario: str, wanted_ctx: int) -> None:
         self.room = Room(self.folder / scenario)
@@ -199,6 +203,9 @@ class Bench:
             where = f" ({error.hint})" if error.hint else ""
             result["problems"].append(f"{error.message}{where}")
             peer.stop()
+
+    def salted(self, text: str) -> str:
+        return f"{self.salt} {text}" if self.salt else text
 
     def n_words(self, n_tokens: int) -> int:
         return max(1, round(n_tokens / self._tokens_per_word))

@@ -236,7 +236,8 @@ def _flags(bench: Bench, name: str) -> list[str]:
 def _settings(bench: Bench, scenario: ModuleType) -> dict[str, Any]:
     """What a scenario went by, whether the user said so or not, and nothing that it does not look at."""
     own: dict[str, Any] = scenario.settings(bench)
-    return {"ctx": bench.ctx, "peers": bench.options.peers, "flags": bench.options.flags, **own}
+    salt = {"salt": bench.salt} if bench.salt else {}
+    return {"ctx": bench.ctx, "peers": bench.options.peers, "flags": bench.options.flags, **salt, **own}
 
 
 def _choose_models(home: Home, wanted: tuple[str, ...]) -> list[Model]:

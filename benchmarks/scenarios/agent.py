@@ -199,7 +199,7 @@ def _system_prompt(bench: Bench, peer: Peer, settings: dict[str, Any]) -> str:
     if "tools" not in settings and isinstance(peer, Server):
         count = len(peer.post("/tokenize", {"content": "\n".join(lines)})["tokens"])
         settings["tools"] = min(len(lines) - 1, round(len(lines) * wanted / count))
-    return "\n".join(lines[: 1 + settings.get("tools", len(lines))])
+    return bench.salted("\n".join(lines[: 1 + settings.get("tools", len(lines))]))
 
 
 def end(limits: dict[str, Any], result: Result) -> None:

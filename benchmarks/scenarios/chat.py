@@ -150,7 +150,7 @@ def _replay(bench: Bench, result: Result, peer: Peer, chats: list[Chat]) -> None
                 continue
             exchange, history = chat[number], histories[which]
             question = exchange.question or bench.text(exchange.question_tokens, f"chat {which} {number}")
-            history.append({"role": "user", "content": question})
+            history.append({"role": "user", "content": question if number else bench.salted(question)})
             tokens = peer.tokens(history) if isinstance(peer, Server) else []
             if len(tokens) + exchange.answer_tokens + ROOM_TOKENS > bench.ctx:
                 result["notes"].append(f"conversation {which + 1} ends before turn {number + 1}: the context is full")

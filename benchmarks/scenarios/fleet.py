@@ -79,7 +79,7 @@ def _sail(bench: Bench, result: Result, peer: Peer) -> None:
         bench.calibrate(peer)
     before = bench.stats(peer, "start")
     restores_at = before.get("restores_at", "")
-    system: Message = {"role": "system", "content": bench.text(prefix_of(bench), "fleet")}
+    system: Message = {"role": "system", "content": bench.salted(bench.text(prefix_of(bench), "fleet"))}
     histories: list[list[Message]] = [[system] for _ in range(count_of(bench))]
     sent = Sent()
     for number in range(bench.options.turns):

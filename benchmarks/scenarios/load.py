@@ -75,7 +75,8 @@ def _rush(bench: Bench, result: Result, peer: Peer) -> None:
     began = time.perf_counter()
 
     def client(number: int) -> None:
-        history: list[Message] = [{"role": "system", "content": bench.text(prefix_of(bench), "load")}]
+        system = bench.salted(bench.text(prefix_of(bench), "load"))
+        history: list[Message] = [{"role": "system", "content": system}]
         for request in range(bench.options.requests):
             if stop.is_set():
                 return

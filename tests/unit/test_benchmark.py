@@ -22,7 +22,7 @@ from benchmarks import cli, limits, machine, run, shapes
 from benchmarks.bench import Bench, Fresh, Options, Sent, anchors_of, broken_promise, context_for
 from benchmarks.cli import with_default
 from benchmarks.limits import eval_ms, restore_limit_ms
-from benchmarks.peers import Answer, Message, Pace, PeerError, Server, SlotServer
+from benchmarks.peers import Answer, Message, Pace, PeerError, Remote, Server, SlotServer
 from benchmarks.progress import RunProgress
 from benchmarks.results import (
     Room,
@@ -554,6 +554,40 @@ def test_settings_are_not_those_that_were_used(
     assert scenario.settings(bench_of(tmp_path, tokens=7))["tokens"] == 7
     more = scenario.plan(bench_of(tmp_path, tokens=100 + default), 32768)
     assert more > scenario.plan(bench, 32768), "the answers are as long as ever"
+
+
+def test_second_run_finds_somebody_elses_server_warm(tmp_path: Path) -> None:
+    ours = bench_of(tmp_path, peers=("upstream",))
+    assert ours.salted("system") == "system", "runs with our own servers cannot be repeated"
+    first, second = (bench_of(tmp_path, peers=("upstream", "http://elsewhere")) for _ in range(2))
+    assert first.salted("system").endswith(" system") and first.salted("system") != second.salted("system")
+    assert first.salted("system") == first.salted("system"), "peers get different prompts"
+    assert run._settings(first, agent)["salt"] == first.salt
+
+
+@pytest.mark.parametrize("scenario", [agent, chat, fleet, load])
+def test_conversation_begins_without_salt(
+    scenario: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "http://elsewhere"
+    bench = bench_of(tmp_path, peers=(url,), conversations=2, clients=2, requests=1, turns=1)
+    bench.ctx = 32768
+    bench.facts.kv_per_token = bench.facts.checkpoint_bytes = lambda *types: 1  # type: ignore[method-assign]
+    sent: list[str] = []
+
+    class Elsewhere(Remote):
+        def start(self) -> None:
+            pass
+
+        def chat(self, messages: Sequence[Message], max_tokens: int, **extra: object) -> Answer:
+            sent.append(messages[0]["content"])
+            return answer()
+
+    monkeypatch.setattr(bench, "peers", lambda slots=1: [Elsewhere(url, url)])
+    monkeypatch.setattr(Elsewhere, "warm_up", lambda self: None)
+    result = new_result(scenario.NAME, {})
+    scenario.play(bench, result)
+    assert sent and all(text.startswith(bench.salt) for text in sent) and not result["problems"]
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], None), (["--tokens", "128"], 128), (["--tokens", "7"], 7)])
