@@ -27,7 +27,14 @@ def write_run_report(run: Path) -> bool:
     if folders == [run]:
         return all_valid(summaries)
     drawn = plots.draw_run(summaries, run)
-    page = ["# Benchmark " + run.name, "", tables.of_run(summaries).markdown(), ""]
+    cut = cut_off(run)
+    page = [
+        "# Benchmark " + run.name,
+        "",
+        *([f"**{cut}**", ""] if cut else []),
+        tables.of_run(summaries).markdown(),
+        "",
+    ]
     page += [f"![{name}]({name}.png)\n" for name in drawn]
     page += [
         f"- [{f.parent.name}/{f.name}]({f.relative_to(run)}/summary.md): {_verdicts(read_json(f / SUMMARY))}"
@@ -50,6 +57,16 @@ def write_run_report(run: Path) -> bool:
         },
     )
     return all_valid(summaries)
+
+
+def cut_off(run: Path) -> str | None:
+    """What to know of a run that did not come to its end."""
+    about = read_json(run / "run.json") if (run / "run.json").exists() else {}
+    return {
+        "interrupted": "The run was interrupted: this is what was done by then.",
+        "running": "The run did not come to its end, or still goes on: this is what was done by then.",
+        "failed": f"The run failed: {about.get('problem', '')}",
+    }.get(about.get("status", ""))
 
 
 def all_valid(summaries: list[dict[str, Any]]) -> bool:

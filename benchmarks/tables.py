@@ -101,7 +101,7 @@ def _agent(result: Result) -> list[Table]:
     peers = result.get("peers", {})
     others = [name for name in peers if name != OURS]
     beside = (column for name in others for column in (f"{name}: evaluated", f"{name}: TTFT"))
-    columns = ("turn", "from", "tokens", "new", "evaluated", "TTFT", "cold (estimated)", *beside)
+    columns = ("turn", "from", "tokens", "new", "reused", "evaluated", "TTFT", "cold (estimated)", *beside)
     rows: list[tuple[str, ...]] = []
     for number, turn in enumerate(peers.get(OURS, {}).get("turns", [])):
         row = [
@@ -109,6 +109,7 @@ def _agent(result: Result) -> list[Table]:
             turn["source"],
             f"{turn['n_tokens']:,}",
             f"{turn['new']:,}",
+            f"{turn['reused']:,}",
             f"{turn['evaluated']:,}",
             seconds(turn["ttft_ms"]),
             seconds(turn.get("cold_ms_estimated", 0)),
@@ -120,7 +121,7 @@ def _agent(result: Result) -> list[Table]:
         rows.append(tuple(row))
     ours = peers.get(OURS, {})
     if "ttft_ms_sum" in ours:
-        row = ["sum; evaluated per new token", "", "", "", _per_new(ours), seconds(ours["ttft_ms_sum"]), ""]
+        row = ["sum; evaluated per new token", "", "", "", "", _per_new(ours), seconds(ours["ttft_ms_sum"]), ""]
         for name in others:
             row += [_per_new(peers[name]), seconds(peers[name]["ttft_ms_sum"]) if peers[name]["turns"] else ""]
         rows.append(tuple(row))

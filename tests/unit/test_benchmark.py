@@ -428,6 +428,15 @@ def test_cache_that_cannot_be_emptied_counts_as_empty(tmp_path: Path, monkeypatc
         bench_of(tmp_path).empty_caches(Scripted("llama-run", tmp_path))
 
 
+@pytest.mark.parametrize(("ctx", "hint"), [(1024, "larger --ctx"), (4096, "a prefix of 904 fits")])
+def test_hint_is_a_prefix_that_no_prompt_can_have(ctx: int, hint: str, tmp_path: Path) -> None:
+    bench = bench_of(tmp_path)
+    bench.ctx = ctx
+    with pytest.raises(UserError, match="needs a context of") as error:
+        agent.play(bench, new_result("agent", {}))
+    assert hint in (error.value.hint or "")
+
+
 def test_other_answer_than_upstreams_goes_unmentioned() -> None:
     result = new_result("agent", {})
     agent._note_partings(result, ["a", "b", "c"], ["a", "B"])
