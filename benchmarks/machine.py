@@ -55,12 +55,9 @@ def describe_build(home: Home, server: Path) -> dict[str, Any]:
 
 def describe_program(server: Path) -> dict[str, Any]:
     """What a server says of itself, and what it is in truth."""
-    return {
-        "server": str(server),
-        "says": _first_line([str(server), "--version"]),
-        "version": "\n".join(_lines([str(server), "--version"])),
-        **sha256_of(server),
-    }
+    lines = _lines([str(server), "--version"])
+    says = next((line for line in lines if line.startswith("version")), "")
+    return {"server": str(server), "says": says, "version": "\n".join(lines), **sha256_of(server)}
 
 
 def backend_of(server: Path) -> str:
@@ -115,9 +112,7 @@ def is_busy(noise_before: dict[str, Any]) -> bool:
 
 
 def _first_line(command: list[str]) -> str:
-    lines = _lines(command)
-    versions = [line for line in lines if line.startswith("version")]
-    return (versions or lines or [""])[0]
+    return next(iter(_lines(command)), "")
 
 
 def _lines(command: list[str]) -> list[str]:
