@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from benchmarks import interrupt
 from benchmarks.limits import forget
 from benchmarks.peers import Answer, Message, Peer, PeerError, Remote, Server, SlotServer
 from benchmarks.progress import RunProgress
-from benchmarks.results import Result, Room
+from benchmarks.results import Result, Room, is_url
 from benchmarks.stats import common_prefix
 from benchmarks.text import words
 from pyrun.models.facts import ModelFacts
@@ -27,6 +28,11 @@ SIZES = {"small": 1100, "medium": 5200, "large": 15500}
 # Between the sizes of a prompt and of its context: the template, and what estimates are off by.
 ROOM_TOKENS = 192
 CALIBRATION_WORDS = 600
+# Why a model that goes on at anchors may evaluate more than is new; that nothing is stored is no such reason.
+ANCHOR_MISSES = ("no_anchor", "parted", "new_tokens")
+# Anchors lie up to 4 tokens before a prompt's end, or before the words that a template puts in front of a message.
+ANCHOR_SLACK = 16
+OTHER_TEXT = "¶"  # no message begins with it
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Options:
     """What the user asked for."""
 
     sizes: tuple[str, ...] = tuple(SIZES)
-    tokens: int = 128  # of an answer
+    tokens: int | None = None  # of an answer; None: as many as the scenario is made for
     repeat: int = 3
     ctx: int | None = None
     peers: tuple[str, ...] = ()
@@ -64,12 +70,15 @@ class Bench:
     folder: Path
     room: Room = field(init=False)
     ctx: int = field(init=False)  # tokens of one slot
+    salt: str = field(init=False)  # what conversations of all peers begin with
     speeds: dict[str, list[float]] = field(default_factory=dict)  # of ours, as they are measured on the way
     _tokens_per_word: float = 1.1  # until it is measured
 
     def __post_init__(self) -> None:
         self.room = Room(self.folder)
         self.ctx = 0
+        # A server that is not ours to empty may know these prompts from an earlier run: it gets others each time.
+        self.salt = os.urandom(8).hex() if any(map(is_url, self.options.peers)) else ""
 
     def enter(self, scenario: str, wanted_ctx: int) -> None:
         self.room = Room(self.folder / scenario)
@@ -105,15 +114,28 @@ class Bench:
         return Server(name, program, self.model.path, flags, log, cache=cache, chat_template=self.chat_template)
 
     def empty_caches(self, peer: Peer) -> None:
-        if isinstance(peer, SlotServer):
-            shutil.rmtree(peer.slots, ignore_errors=True)
-        elif isinstance(peer, Server) and peer.cache is not None:
-            shutil.rmtree(peer.cache, ignore_errors=True)
+        """What was left behind would make a cold start warm."""
+        folder = peer.stored_in if isinstance(peer, Server) else None
+        if folder is None or not folder.exists():
+            return
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise PeerError(
+                f"cannot empty the cache of {peer.name}: {error.filename}: {error.strerror or error}",
+                f"who else uses {folder}?",
+            ) from error
 
-    def forget(self, peer: Peer) -> bool:
-        """Takes what a peer has stored out of the page cache."""
-        folder = peer.slots if isinstance(peer, SlotServer) else peer.cache if isinstance(peer, Server) else None
-        return forget(folder.rglob("*")) if folder is not None else False
+    def forget(self, result: Result, peer: Peer, *others: Path) -> bool:
+        """Takes what a peer has stored, and other files, out of the page cache. What stays there is noted."""
+        folder = peer.stored_in if isinstance(peer, Server) else None
+        gone = forget([*(folder.rglob("*") if folder is not None else ()), *others])
+        if not gone:
+            result["notes"].append(
+                f"{peer.name}: stored files stayed in the page cache over a restart, so that its warm times are not "
+                "those of the disk; as root, all of it can be dropped"
+            )
+        return gone
 
     def ask(
         self,
@@ -143,7 +165,7 @@ class Bench:
         """The cache's counters, where a peer has them."""
         if not (isinstance(peer, Server) and peer.has_cache):
             return {}
-        stats = peer.post("/cache/flush", {}) if flush else peer.get("/cache")
+        stats = peer.save_all() if flush else peer.get("/cache")
         if not stats.get("enabled"):
             raise PeerError(f"the cache of {peer.name} is off: {stats.get('reason', '')}", f"its log is {peer.log}")
         self.room.note_stats(peer.name, label, stats)
@@ -157,11 +179,17 @@ class Bench:
     def standing(self, result: Result, peers: Sequence[Peer]) -> list[Peer]:
         return [peer for peer in peers if peer.name not in result["failed"]]
 
+    def fresh(self, peer: Peer, sent: Sent, messages: Sequence[Message], restores_at: str) -> Fresh | None:
+        """What of a prompt is new, where the peer tells how it cuts text into tokens."""
+        if not isinstance(peer, Server):
+            return None
+        return sent.add(peer.tokens(messages), anchors_of(messages, peer.tokens) if restores_at == "anchors" else ())
+
     def hold_to_promise(
-        self, result: Result, peer: Peer, label: str, answer: Answer, n_new: int | None, restores_at: str
+        self, result: Result, peer: Peer, label: str, answer: Answer, fresh: Fresh | None, restores_at: str
     ) -> None:
         """Reuse that is not what the store promised makes a result of ours invalid."""
-        broken = broken_promise(answer, n_new, restores_at) if peer.name == OURS and n_new is not None else None
+        broken = broken_promise(answer, fresh, restores_at) if peer.name == OURS and fresh is not None else None
         if broken:
             result["problems"].append(f"{OURS}, {label}: {broken}")
 
@@ -175,6 +203,9 @@ class Bench:
             where = f" ({error.hint})" if error.hint else ""
             result["problems"].append(f"{error.message}{where}")
             peer.stop()
+
+    def salted(self, text: str) -> str:
+        return f"{self.salt} {text}" if self.salt else text
 
     def n_words(self, n_tokens: int) -> int:
         return max(1, round(n_tokens / self._tokens_per_word))
@@ -197,23 +228,50 @@ def context_for(wanted: int, asked: int | None, trained: int | None) -> int:
     return min(rounded, trained) if trained else rounded
 
 
+@dataclass(frozen=True)
+class Fresh:
+    """What of a prompt has to be evaluated."""
+
+    new: int  # not in the longest prefix that it shares with any sent before
+    after_anchor: int  # beyond the last anchor within such a prefix
+
+
 class Sent:
-    """Which part of a prompt is new: not in the longest prefix that it shares with any sent before."""
+    """The prompts sent so far, each with the lengths at which anchors are promised."""
 
     def __init__(self) -> None:
-        self._prompts: list[list[int]] = []
+        self._prompts: list[tuple[list[int], tuple[int, ...]]] = []
 
-    def new_tokens(self, tokens: list[int]) -> int:
-        known = max((common_prefix(tokens, other) for other in self._prompts), default=0)
-        self._prompts.append(tokens)
-        return max(1, len(tokens) - known)
+    def add(self, tokens: list[int], anchors: tuple[int, ...] = ()) -> Fresh:
+        known = anchored = 0
+        for other, its_anchors in self._prompts:
+            common = common_prefix(tokens, other)
+            known = max(known, common)
+            anchored = max([anchored, *(at for at in its_anchors if at <= common)])
+        self._prompts.append((tokens, anchors))
+        return Fresh(max(1, len(tokens) - known), max(1, len(tokens) - anchored))
 
 
-def row_of(answer: Answer, n_new: int | None) -> dict[str, Any]:
+def anchors_of(messages: Sequence[Message], tokenise: Callable[[Sequence[Message]], list[int]]) -> tuple[int, ...]:
+    """Where the store promises anchors: before the first and the last user message, and near the prompt's end.
+
+    Templates do not tell where a message begins. It is where the prompt parts from one with another text there.
+    """
+    tokens = tokenise(messages)
+    users = [at for at, message in enumerate(messages) if message["role"] == "user"]
+    begins = [common_prefix(tokens, tokenise(_with_other_text(messages, at))) for at in (users[0], users[-1])]
+    return (*begins, len(tokens))
+
+
+def _with_other_text(messages: Sequence[Message], at: int) -> list[Message]:
+    return [*messages[:at], {**messages[at], "content": OTHER_TEXT}, *messages[at + 1 :]]
+
+
+def row_of(answer: Answer, fresh: Fresh | None) -> dict[str, Any]:
     """One request of a conversation, as results have it."""
     return {
         "n_tokens": answer.n_prompt,
-        "new": n_new,
+        "new": fresh.new if fresh is not None else None,
         "reused": answer.reused,
         "evaluated": answer.evaluated,
         "source": answer.source,
@@ -222,10 +280,14 @@ def row_of(answer: Answer, n_new: int | None) -> dict[str, Any]:
     }
 
 
-def broken_promise(answer: Answer, n_new: int, restores_at: str) -> str | None:
-    """Whether more was evaluated than the store promises, and nothing says why."""
-    if answer.evaluated <= n_new or answer.miss == "recompute_faster":
+def broken_promise(answer: Answer, fresh: Fresh, restores_at: str) -> str | None:
+    """Whether more was evaluated than the store promises."""
+    if answer.evaluated <= fresh.new or answer.miss == "recompute_faster":
         return None
-    if restores_at == "anchors" and answer.miss in ("no_anchor", "parted", "new_tokens", "nothing_stored"):
-        return None  # it goes on from the last anchor before the new part, and says so
-    return f"{answer.evaluated} tokens were evaluated where {n_new} are new; the reason given is {answer.miss}"
+    told = f"{answer.evaluated} tokens were evaluated where {fresh.new} are new"
+    if restores_at == "anchors":
+        # It goes on from the last anchor before the new part, and says so.
+        if answer.evaluated <= fresh.after_anchor + ANCHOR_SLACK and answer.miss in ANCHOR_MISSES:
+            return None
+        told += f" and {fresh.after_anchor} lie behind the last anchor"
+    return f"{told}; the reason given is {answer.miss}"

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from benchmarks import compare as comparing
 from benchmarks import interrupt, plots, report
 from benchmarks.bench import SIZES, SLOTS, UPSTREAM, Options
-from benchmarks.results import model_folders
+from benchmarks.results import is_url, model_folders
 from benchmarks.run import INTERRUPTED, Request, run
+from benchmarks.scenarios.agent import LEAST_PREFIX
 from benchmarks.scenarios.restart import size_of
 from pyrun import console
 from pyrun.errors import UserError
@@ -87,7 +89,7 @@ DAMAGE = _option(
 PREFIX = _option(
     "prefix",
     "Length of the static beginning (default: agent 4000, fleet 2000, load 1000).",
-    type=click.IntRange(min=100),
+    type=click.IntRange(min=LEAST_PREFIX),
     metavar="TOKENS",
 )
 CONVERSATIONS = _option("conversations", "How many (default: chat 6, fleet 16).", type=COUNT, metavar="N")
@@ -125,6 +127,8 @@ def report_command(folder: Path) -> None:
         report.write_model_report(each)
     valid = report.write_run_report(folder)
     report.show(folder)
+    if cut_off := report.cut_off(folder):
+        console.say(cut_off)
     if not plots.can_draw():
         console.say(f"plots were skipped: {plots.HOW_TO_GET}")
     sys.exit(0 if valid else 1)
@@ -136,15 +140,21 @@ def report_command(folder: Path) -> None:
 def compare_command(a: Path, b: Path) -> None:
     """Two runs side by side: what became faster or slower."""
     report.print_table(comparing.compare(a, b))
+    for note in comparing.notes(a, b):
+        console.say(f"note: {note}")
 
 
 def _run(call: Invocation, scenarios: tuple[str, ...], given: dict[str, Any]) -> None:
+    if click.get_current_context().get_parameter_source("tokens") is ParameterSource.DEFAULT:
+        given["tokens"] = None  # each scenario has its own
     sizes = _list(given.pop("sizes", "small"))
     peers = _list(given.pop("peers") or (UPSTREAM if scenarios == ALL else ""))
+    if not sizes:
+        raise UserError("--sizes names no size", f"sizes are {', '.join(SIZES)}, or a number of tokens")
     for size in sizes:
         size_of(size)
     for peer in peers:
-        if peer not in (UPSTREAM, SLOTS) and not peer.startswith(("http://", "https://")):
+        if peer not in (UPSTREAM, SLOTS) and not is_url(peer):
             raise UserError(f"there is no peer {peer!r}", f"peers are {UPSTREAM}, {SLOTS}, or a URL")
     request = Request(
         scenarios=scenarios,
@@ -165,11 +175,12 @@ def _list(text: str) -> tuple[str, ...]:
 
 def with_default(words: Sequence[str]) -> list[str]:
     """Without a command, `restart` is meant."""
-    names = [word for word in words if not word.startswith("-")]
-    asks_help = any(word in ("-h", "--help") for word in words)
-    if asks_help or (names and names[0] in cli.commands and words[0] == names[0]):
+    if words and not words[0].startswith("-"):
+        if words[0] not in cli.commands:
+            raise UserError(f"there is no command {words[0]!r}", f"commands are {', '.join(cli.commands)}")
         return list(words)
-    return [DEFAULT, *words]
+    asks_help = any(word in ("-h", "--help") for word in words)
+    return list(words) if asks_help else [DEFAULT, *words]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import read_models
+from benchmarks.results import read_models, verdict
 from benchmarks.tables import Table, seconds
 from pyrun import console
 
@@ -82,6 +82,46 @@ def compare(a: Path, b: Path) -> Table:
     return Table(f"{a.name} and {b.name}", ("model", "what", a.name, b.name, "ratio", "judged"), rows, words=2)
 
 
+def notes(a: Path, b: Path) -> list[str]:
+    """Why two runs may not be what one takes them for."""
+    runs = [(path.name, read_models(path)) for path in (a, b)]
+    bad = [f"{name}: {told}" for name, summaries in runs for told in _not_valid(summaries)]
+    return [*_other_machines(runs), *_other_flags(runs[0][1], runs[1][1]), *bad]
+
+
+def _other_machines(runs: list[tuple[str, list[dict[str, Any]]]]) -> list[str]:
+    told = [(name, "; ".join(sorted({_machine(summary) for summary in summaries}))) for name, summaries in runs]
+    if told[0][1] == told[1][1]:
+        return []
+    return ["on different machines: " + " and ".join(f"{name} on {machine}" for name, machine in told)]
+
+
+def _other_flags(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[str]:
+    left, right = (
+        {(_name(summary), scenario): flags for summary in each for scenario, flags in summary["flags"].items()}
+        for each in (a, b)
+    )
+    both = [key for key in left if key in right and left[key] != right[key]]
+    return [f"{', '.join(key)}: with different flags, `{left[key]}` and `{right[key]}`" for key in both]
+
+
+def _not_valid(summaries: list[dict[str, Any]]) -> list[str]:
+    results = [(_name(summary), result) for summary in summaries for result in summary["scenarios"].values()]
+    return [
+        f"{name}, {result['scenario']}: {verdict(result)}" for name, result in results if verdict(result) != "valid"
+    ]
+
+
+def _machine(summary: dict[str, Any]) -> str:
+    machine = summary["machine"]
+    gpus = ", ".join(gpu["name"] for gpu in machine["gpus"])
+    return f"{machine['cpu']}, {machine['cores']} cores{', ' + gpus if gpus else ''}"
+
+
+def _name(summary: dict[str, Any]) -> str:
+    return f"{summary['model']['name']} ({summary['backend']})"
+
+
 def _keyed(summary: dict[str, Any]) -> Iterator[tuple[tuple[str, str], Figure]]:
     for what, figure in figures(summary):
-        yield (f"{summary['model']['name']} ({summary['backend']})", what), figure
+        yield (_name(summary), what), figure

@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.stats import Stat, summarise
+from pyrun import console
+from pyrun.errors import UserError
 
 CHUNK = 4 << 20
 LEAST_BYTES, MOST_BYTES = 64 << 20, 1 << 30
@@ -100,19 +102,36 @@ def measure_reading(folder: Path, n_bytes: int) -> dict[str, Any]:
 @contextlib.contextmanager
 def scratch_file(folder: Path, size: int) -> Iterator[Path]:
     """A file that is on the disk, of bytes that no disk and no file system can make less of."""
-    noise = np.frombuffer(os.urandom(CHUNK), dtype=np.uint64)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".speed-") as file:
-        for _ in range(max(1, size // CHUNK)):
-            file.write((noise ^ np.frombuffer(os.urandom(8), dtype=np.uint64)).tobytes())
-        file.flush()
-        os.fsync(file.fileno())
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=".speed-", buffering=0))
+            _fill(file.fileno(), size)
+        except OSError as error:
+            raise UserError(
+                f"cannot write {console.size(size)} to {folder}, to see how fast it is read: {error.strerror or error}",
+                "make room there, or measure another disk: --cache-folder",
+            ) from error
         yield Path(file.name)
 
 
-def read_part(path: Path, offset: int, size: int) -> float:
+def _fill(fd: int, size: int) -> None:
+    noise = np.frombuffer(os.urandom(CHUNK), dtype=np.uint64)
+    for _ in range(max(1, size // CHUNK)):
+        left = memoryview((noise ^ np.frombuffer(os.urandom(8), dtype=np.uint64)).tobytes())
+        while left:
+            left = left[os.write(fd, left) :]
+    os.fsync(fd)
+
+
+def new_buffer() -> bytearray:
+    """Written to, so that its memory is there before a clock starts: a program that reads much has it already."""
+    return bytearray(b"\xff") * CHUNK
+
+
+def read_part(path: Path, offset: int, size: int, buffer: bytearray | None = None) -> float:
     """Seconds that it takes, in order."""
+    buffer = buffer or new_buffer()
     started = time.perf_counter()
-    buffer = bytearray(CHUNK)
     with path.open("rb", buffering=0) as file:
         file.seek(offset)
         left = size
@@ -124,9 +143,10 @@ def read_part(path: Path, offset: int, size: int) -> float:
 def read_speed(path: Path, readers: int) -> float:
     size = path.stat().st_size
     part = size // readers
+    buffers = [new_buffer() for _ in range(readers)]
     started = time.perf_counter()
     with ThreadPoolExecutor(readers) as pool:
-        list(pool.map(lambda number: read_part(path, number * part, part), range(readers)))
+        list(pool.map(lambda number: read_part(path, number * part, part, buffers[number]), range(readers)))
     return size / (time.perf_counter() - started)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from pyrun.home import Home, version
+from pyrun.machine.backends import BACKENDS
 from pyrun.machine.describe import describe
 from pyrun.machine.probe import probe
 from pyrun.models.facts import ModelFacts
@@ -41,17 +42,29 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_build(home: Home, server: Path) -> dict[str, Any]:
-    """Of one server program: what it says of itself, and the checkout it was started from."""
+    """Of our server: the program, and the checkout it was started from."""
     pin = read_pin(home.pin)
     return {
-        "server": str(server),
-        "says": _first_line([str(server), "--version"]),
-        "sha256": sha256_of(server)["sha256"],
+        **describe_program(server),
         "pin": pin.commit,
         "llama_run": version(),
         "commit": _first_line(["git", "-C", str(home.root), "rev-parse", "HEAD"]),
         "edited": bool(_first_line(["git", "-C", str(home.root), "status", "--porcelain", "-uno"])),
     }
+
+
+def describe_program(server: Path) -> dict[str, Any]:
+    """What a server says of itself, and what it is in truth."""
+    lines = _lines([str(server), "--version"])
+    says = next((line for line in lines if line.startswith("version")), "")
+    return {"server": str(server), "says": says, "version": "\n".join(lines), **sha256_of(server)}
+
+
+def backend_of(server: Path) -> str:
+    """By the devices that a server finds: without one it works on the processor, whatever it was built for."""
+    devices = [line.strip().lower() for line in _lines([str(server.absolute()), "--list-devices"])]
+    found = (name for device in devices for name in BACKENDS if name != "cpu" and device.startswith(name))
+    return next(found, "cpu")
 
 
 def describe_model(model: Model, facts: ModelFacts) -> dict[str, Any]:
@@ -99,10 +112,14 @@ def is_busy(noise_before: dict[str, Any]) -> bool:
 
 
 def _first_line(command: list[str]) -> str:
+    return next(iter(_lines(command)), "")
+
+
+def _lines(command: list[str]) -> list[str]:
+    """What a program says; nothing if it fails."""
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = [line for line in (result.stdout + result.stderr).splitlines() if line.strip()]
-    versions = [line for line in lines if line.startswith("version")]
-    return (versions or lines or [""])[0] if result.returncode == 0 else ""
+        return []
+    said = [line for line in (result.stdout + result.stderr).splitlines() if line.strip()]
+    return said if result.returncode == 0 else []

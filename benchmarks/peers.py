@@ -6,6 +6,7 @@ anything that speaks OpenAI's protocol at a URL and is not ours to start or stop
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import requests
 
 from pyrun.errors import UserError
@@ -26,6 +28,8 @@ from pyrun.server.supervisor import end_with_parent
 Message = dict[str, str]
 
 STOP_SECONDS = 120
+SAVE_SECONDS = 600  # to write or to read back a state, at least
+SLOW_BYTES_PER_S = 20e6  # of a disk that is still worth a cache
 WARM_UP = "Count from one to ten, slowly, and say nothing else. " * 4
 SHOWN_LINES = 8
 
@@ -80,6 +84,7 @@ class Pace:
 
     SLACK = 6.0  # a neighbour on the machine may slow it down
     QUIET_SECONDS = 60.0
+    clients = 1  # that ask at once, and wait for each other
 
     def __init__(self) -> None:
         self.prefill = 10.0  # tokens/s: nothing that anyone would use is slower
@@ -93,7 +98,7 @@ class Pace:
 
     def patience(self, n_prompt: float) -> float:
         """Seconds between two signs of life, of which the first comes when the prompt is evaluated."""
-        return self.QUIET_SECONDS + self.SLACK * (n_prompt / self.prefill + 1 / self.decode)
+        return self.QUIET_SECONDS + self.SLACK * self.clients * (n_prompt / self.prefill + 1 / self.decode)
 
 
 class Peer(Protocol):
@@ -102,6 +107,7 @@ class Peer(Protocol):
     name: str
     can_restart: bool
     manual: bool  # its state has to be kept and brought back by hand
+    pace: Pace
 
     @property
     def has_cache(self) -> bool: ...  # says what it reads and writes, at /cache
@@ -287,10 +293,26 @@ class Server(_Client):
             return
         self.process.send_signal(how)
         try:
-            self.process.wait(STOP_SECONDS)
+            self.process.wait(STOP_SECONDS + self.saving_seconds())
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+    @property
+    def stored_in(self) -> Path | None:
+        return self.cache
+
+    def saving_seconds(self) -> float:
+        """That a slow disk takes for all that is stored, and for what may still be waiting in RAM to be."""
+        try:
+            in_ram = psutil.Process(self.process.pid).memory_info().rss if self.process else 0
+        except psutil.Error:
+            in_ram = 0
+        return (in_ram + _bytes_in(self.stored_in)) / SLOW_BYTES_PER_S
+
+    def save_all(self) -> dict[str, Any]:
+        """Returns when everything is on disk."""
+        return self.post("/cache/flush", {}, SAVE_SECONDS + self.saving_seconds())
 
     def why(self, error: Exception) -> PeerError:
         if self.process is not None:
@@ -349,15 +371,23 @@ class SlotServer(Server):
         self.slots.mkdir(parents=True, exist_ok=True)
         return [*super().command, "--slot-save-path", str(self.slots)]
 
+    @property
+    def stored_in(self) -> Path | None:
+        return self.slots
+
     def keep(self, conversation: str) -> int:
-        return int(self.post("/slots/0?action=save", {"filename": f"{conversation}.bin"})["n_written"])
+        return int(self._slot("save", conversation, SAVE_SECONDS + self.saving_seconds())["n_written"])
 
     def bring_back(self, conversation: str) -> float:
         if not (self.slots / f"{conversation}.bin").exists():
             return 0.0
+        seconds = SAVE_SECONDS + self.saving_seconds()
         began = time.perf_counter()
-        self.post("/slots/0?action=restore", {"filename": f"{conversation}.bin"})
+        self._slot("restore", conversation, seconds)
         return (time.perf_counter() - began) * 1000
+
+    def _slot(self, action: str, conversation: str, seconds: float) -> dict[str, Any]:
+        return self.post(f"/slots/0?action={action}", {"filename": f"{conversation}.bin"}, seconds)
 
 
 @dataclass
@@ -417,6 +447,16 @@ class Remote(_Client):
 
 def _guess_tokens(messages: Sequence[Message]) -> float:
     return sum(len(message["content"]) for message in messages) / 2  # few tokenizers are worse
+
+
+def _bytes_in(folder: Path | None) -> int:
+    """Of a folder that a server is at work in: files may go away meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder) if folder is not None else ():
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += (Path(place) / name).stat().st_size
+    return total
 
 
 def _short(error: Exception) -> str:

@@ -27,7 +27,14 @@ def write_run_report(run: Path) -> bool:
     if folders == [run]:
         return all_valid(summaries)
     drawn = plots.draw_run(summaries, run)
-    page = ["# Benchmark " + run.name, "", tables.of_run(summaries).markdown(), ""]
+    cut = cut_off(run)
+    page = [
+        "# Benchmark " + run.name,
+        "",
+        *([f"**{cut}**", ""] if cut else []),
+        tables.of_run(summaries).markdown(),
+        "",
+    ]
     page += [f"![{name}]({name}.png)\n" for name in drawn]
     page += [
         f"- [{f.parent.name}/{f.name}]({f.relative_to(run)}/summary.md): {_verdicts(read_json(f / SUMMARY))}"
@@ -50,6 +57,16 @@ def write_run_report(run: Path) -> bool:
         },
     )
     return all_valid(summaries)
+
+
+def cut_off(run: Path) -> str | None:
+    """What to know of a run that did not come to its end."""
+    about = read_json(run / "run.json") if (run / "run.json").exists() else {}
+    return {
+        "interrupted": "The run was interrupted: this is what was done by then.",
+        "running": "The run did not come to its end, or still goes on: this is what was done by then.",
+        "failed": f"The run failed: {about.get('problem', '')}",
+    }.get(about.get("status", ""))
 
 
 def all_valid(summaries: list[dict[str, Any]]) -> bool:
@@ -83,9 +100,15 @@ def model_page(summary: dict[str, Any], drawn: list[str]) -> str:
     page += [f"- {machine['cpu']}, {machine['cores']} cores, {ram} RAM; GPU: {gpus}; {system}"]
     page += [f"- {model['file']}: {model['architecture']}, {model['quantisation']}, {size}, sha256 {digest}"]
     page += [f"- llama-run {revision}, llama.cpp {build['pin'][:9]}; `{build['says']}`"]
-    page += [f"- {name}: {told}" for name, told in summary["peers"].items()]
+    page += [f"- {name}: {told}{_program(summary, name)}" for name, told in summary["peers"].items()]
     page += [f"- flags of `{name}`: `{flags}`" for name, flags in summary["flags"].items()]
     return "\n".join(page) + "\n"
+
+
+def _program(summary: dict[str, Any], peer: str) -> str:
+    """Which program it was; older results do not tell."""
+    program = summary.get("programs", {}).get(peer)
+    return f"; `{program['says']}`, sha256 {program['sha256']}" if program else ""
 
 
 WIDE = 200  # in a file or a pipe there is room for all columns

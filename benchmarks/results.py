@@ -10,6 +10,7 @@ RUN/BACKEND/MODEL/restart/SIZE.json
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,6 +71,22 @@ def verdict(result: Result) -> str:
     return "invalid" if result["problems"] else "valid" if result["status"] == "complete" else str(result["status"])
 
 
+def times_shorter(case: dict[str, Any], name: str) -> float | None:
+    """How much sooner a peer's warm start answers than the fastest cold one of all peers with the same prompt.
+
+    Its own cold start would not do: the slower that is, the better the ratio would look.
+    """
+    medians = {peer: entry.get("ttft_ms", {}) for peer, entry in case["peers"].items()}
+    colds = [times["cold"]["median"] for peer, times in medians.items() if "cold" in times and not is_url(peer)]
+    warm = medians[name].get("warm")
+    return min(colds) / warm["median"] if colds and warm and not is_url(name) else None
+
+
+def is_url(peer: str) -> bool:
+    """Such a server is somebody else's: never restarted or emptied, and asked other prompts in `restart`."""
+    return peer.startswith(("http://", "https://"))
+
+
 def file_name(text: str) -> str:
     """Of a name that may hold anything, such as a URL."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in text).strip("-.") or "unnamed"
@@ -88,6 +105,22 @@ def new_run_folder(root: Path) -> Path:
             raise UserError(f"cannot make {folder}: {error.strerror or error}", "give another folder: --out") from error
         return folder
     raise UserError(f"too many runs in {root} in one minute", "wait for the next one")
+
+
+def chosen_run_folder(folder: Path) -> Path:
+    """Of the user: made, if it can be, and seen to be writable before anything is measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            is_empty = not any(folder.iterdir())
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}", "give another folder: --out") from error
+    if not is_empty:
+        raise UserError(
+            f"{folder} is not empty, and the results of two runs would be mixed",
+            "give a new folder with --out, or remove what is there",
+        )
+    return folder
 
 
 def write_json(path: Path, content: object) -> None:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,13 +16,25 @@ from benchmarks import interrupt, machine, plots, report
 from benchmarks import limits as machine_limits
 from benchmarks.bench import OURS, SLOTS, UPSTREAM, Bench, Options, context_for
 from benchmarks.progress import RunProgress
-from benchmarks.results import SCHEMA, SUMMARY, Result, file_name, new_result, new_run_folder, write_json
+from benchmarks.results import (
+    SCHEMA,
+    SUMMARY,
+    Result,
+    chosen_run_folder,
+    file_name,
+    is_url,
+    new_result,
+    new_run_folder,
+    write_json,
+)
 from benchmarks.scenarios import agent, chat, fleet, load, restart
 from benchmarks.stats import summarise
 from pyrun import console
 from pyrun.errors import UserError
 from pyrun.home import Home
+from pyrun.machine.backends import BACKENDS
 from pyrun.models.default import CHAT_TEMPLATE, default_model_path, ensure_default_model
+from pyrun.models.facts import ModelFacts
 from pyrun.models.find import Model, find_model
 from pyrun.models.look import look, see_models
 
@@ -50,65 +62,95 @@ class Programs:
     unpatched: Path | None
     peers: dict[str, str]  # what each is, for the reader
 
+    def of_peers(self) -> dict[str, Path]:
+        """What each peer runs that is ours to start."""
+        paths = {name: self.ours if name == OURS else self.unpatched for name in self.peers if not is_url(name)}
+        return {name: path for name, path in paths.items() if path is not None}
+
 
 def run(home: Home, request: Request) -> int:
     """The exit code: 0 if all is valid, 1 if not, 130 after Ctrl-C. Whatever was done is kept."""
     models = _choose_models(home, request.models)
-    backends = request.backends or _built_backends(home, request.server)
+    facts = {model.path: look(model) for model in models}  # a broken one is found before hours are spent on the first
+    if chat.NAME in request.scenarios:
+        chat.check(request.options)
+    backends = _choose_backends(home, request)
     programs = {backend: _programs(home, request, backend) for backend in backends}
-    folder = request.out or new_run_folder(home.root / "benchmarks" / "results")
     before = machine.noise()
     if machine.is_busy(before):
         console.say(f"warning: the machine is busy (load average {before['load_average'][0]}); times will be too long")
     about = {"schema": SCHEMA, "command": request.command, "machine": machine.describe_machine(), "status": "running"}
     about |= {"started": _now(), "noise": before}
-    write_json(folder / "run.json", about)
+    failure: UserError | None = None
     with _caches(home, request.cache_folder) as caches:
+        # Last, when nothing can be refused any more: no folder is left behind without a result.
+        folder = chosen_run_folder(request.out) if request.out else new_run_folder(home.root / "benchmarks" / "results")
+        write_json(folder / "run.json", about)
         try:
             for backend in backends:
                 for model in models:
-                    bench = _bench(home, request, backend, programs[backend], model, folder, caches)
+                    bench = _bench(home, request, backend, programs[backend], model, facts[model.path], folder, caches)
                     _measure(bench, request.scenarios, _summary(home, request, programs[backend], bench, about))
             about["status"] = "complete"
         except KeyboardInterrupt:
             about["status"] = "interrupted"
+        except UserError as error:
+            failure = error
+            about |= {"status": "failed", "problem": _told(error)}
     write_json(folder / "run.json", about | {"ended": _now()})
     names = {caches: "CACHES", folder.absolute(): "RESULTS", home.root: ".", Path.home(): "~"}
     names |= {caches.parent: "DIR"} if request.cache_folder else {}
     names |= {model.path.parent: "MODELS" for model in models}
     names |= {program.parent: "BIN" for each in programs.values() for program in (each.ours, each.unpatched) if program}
     _scrub(folder, names)
-    return _close(folder, interrupted=about["status"] == "interrupted")
+    valid = _show(folder)
+    if about["status"] == "interrupted":
+        console.say(
+            "interrupted before anything was measured" if valid is None else "interrupted: what was done is kept"
+        )
+        return INTERRUPTED
+    if failure is not None:
+        console.show_error(failure)
+        return failure.exit_code
+    if not valid:
+        console.say("the run failed: at least one result is invalid, see above")
+    return 0 if valid else 1
 
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def _close(folder: Path, *, interrupted: bool) -> int:
+def _told(error: UserError) -> str:
+    return f"{error.message}{f' ({error.hint})' if error.hint else ''}"
+
+
+def _show(folder: Path) -> bool | None:
+    """Writes and shows what all models have in common. Whether it is valid; None if nothing was measured."""
     if not any(folder.glob(f"*/*/{SUMMARY}")):
-        console.say("interrupted before anything was measured")
-        return INTERRUPTED
+        return None
     valid = report.write_run_report(folder)
     report.show(folder)
     console.say(f"results: {folder}")
     if not plots.can_draw():
         console.say(f"plots were skipped: {plots.HOW_TO_GET}, then `benchmark report {folder}` draws them")
-    if interrupted:
-        console.say("interrupted: what was done is kept")
-        return INTERRUPTED
-    if not valid:
-        console.say("the run failed: at least one result is invalid, see above")
-    return 0 if valid else 1
+    return valid
 
 
 def _bench(
-    home: Home, request: Request, backend: str, programs: Programs, model: Model, folder: Path, caches: Path
+    home: Home,
+    request: Request,
+    backend: str,
+    programs: Programs,
+    model: Model,
+    facts: ModelFacts,
+    folder: Path,
+    caches: Path,
 ) -> Bench:
     return Bench(
         options=request.options,
         model=model,
-        facts=look(model),
+        facts=facts,
         backend=backend,
         server=programs.ours,
         unpatched=programs.unpatched,
@@ -130,6 +172,7 @@ def _summary(home: Home, request: Request, programs: Programs, bench: Bench, abo
         "build": machine.describe_build(home, programs.ours),
         "model": machine.describe_model(bench.model, bench.facts),
         "peers": programs.peers,
+        "programs": {name: machine.describe_program(path) for name, path in programs.of_peers().items()},
         "flags": {},
         "limits": bench.limits,
         "scenarios": {},
@@ -164,7 +207,7 @@ def _play(bench: Bench, summary: dict[str, Any], name: str) -> None:
     """Fills in the summary, whatever happens: a failure is a result, too."""
     scenario = SCENARIOS[name]
     bench.enter(name, scenario.needs(bench))
-    result: Result = new_result(name, {"ctx": bench.ctx, **_settings(bench.options)})
+    result: Result = new_result(name, _settings(bench, scenario))
     summary["scenarios"][name] = result
     summary["flags"][name] = " ".join(_flags(bench, name))
     noise = result["noise"] = {"before": machine.noise()}
@@ -174,7 +217,7 @@ def _play(bench: Bench, summary: dict[str, Any], name: str) -> None:
         result["status"] = "complete"
     except UserError as error:
         result["status"] = "failed"
-        result["problems"].append(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
+        result["problems"].append(_told(error))
     except KeyboardInterrupt:
         result["status"] = "interrupted"
         raise
@@ -190,8 +233,11 @@ def _flags(bench: Bench, name: str) -> list[str]:
     return ["--ctx-size", str(bench.ctx * slots), "--parallel", str(slots), "--cache-ssd", "DIR", *bench.options.flags]
 
 
-def _settings(options: Options) -> dict[str, Any]:
-    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+def _settings(bench: Bench, scenario: ModuleType) -> dict[str, Any]:
+    """What a scenario went by, whether the user said so or not, and nothing that it does not look at."""
+    own: dict[str, Any] = scenario.settings(bench)
+    salt = {"salt": bench.salt} if bench.salt else {}
+    return {"ctx": bench.ctx, "peers": bench.options.peers, "flags": bench.options.flags, **salt, **own}
 
 
 def _choose_models(home: Home, wanted: tuple[str, ...]) -> list[Model]:
@@ -208,10 +254,19 @@ def _choose_models(home: Home, wanted: tuple[str, ...]) -> list[Model]:
     return [find_model(home, str(ensure_default_model(home)))]
 
 
-def _built_backends(home: Home, server: Path | None) -> tuple[str, ...]:
-    if server is not None:
-        return ("cpu",)
+def _choose_backends(home: Home, request: Request) -> tuple[str, ...]:
     built = sorted(path.parents[1].name for path in home.build("cpu").parent.glob("*/bin/llama-server"))
+    known = list(dict.fromkeys([*BACKENDS, *built]))
+    for wanted in request.backends:
+        if wanted not in known:
+            raise UserError(
+                f"there is no backend {wanted!r}",
+                f"backends are {', '.join(known)}; for several, give --backend several times",
+            )
+    if request.backends:
+        return request.backends
+    if request.server is not None:
+        return (machine.backend_of(request.server),)
     if not built:
         raise UserError("llama-server is not built", "run `llama-run build` first, or give one: --server PATH")
     return tuple(built)

@@ -9,8 +9,13 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from benchmarks.bench import OURS
-from benchmarks.results import Result, verdict
+from benchmarks.results import Result, times_shorter, verdict
 from pyrun import console
+
+# Of a warm start: against the fastest cold one of all servers with the same prompt; and against its limit, with the
+# disk as fast as it was beside that restart, and as it was at the run's beginning.
+SHORTER = "times shorter than the fastest cold"
+LIMITS = ("x limit", "x limit at start")
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def of_result(result: Result) -> list[Table]:
 
 
 def _restart(result: Result) -> list[Table]:
-    columns = ("size", "server", "tokens", "cold", "warm", "spread", "times shorter", "x limit", "RAM", "x limit")
+    columns = ("size", "server", "tokens", "cold", "warm", "spread", SHORTER, *LIMITS, "RAM", "x limit")
     rows: list[tuple[str, ...]] = []
     for case in result.get("cases", []):
         for name, peer in case["peers"].items():
@@ -69,10 +74,11 @@ def _restart(result: Result) -> list[Table]:
                     _median(times, "cold"),
                     _median(times, "warm"),
                     f"{warm['spread']:.0%}" if warm else "",
-                    f"{peer['ratio']:.1f}" if "ratio" in peer else "",
-                    f"{peer['warm_times_limit']:.2f}" if "warm_times_limit" in peer else "",
+                    _shorter(case, name, 1),
+                    _multiple(peer, "warm_times_limit"),
+                    _multiple(peer, "warm_times_run_limit"),
                     _median(times, "ram"),
-                    f"{peer['ram_times_limit']:.2f}" if "ram_times_limit" in peer else "",
+                    _multiple(peer, "ram_times_limit"),
                 )
             )
     return [Table("time to the first token, cold and after a restart", columns, rows, words=2)]
@@ -82,11 +88,20 @@ def _median(stats: dict[str, Any], name: str) -> str:
     return seconds(stats[name]["median"]) if name in stats else ""
 
 
+def _shorter(case: dict[str, Any], name: str, digits: int) -> str:
+    ratio = times_shorter(case, name)
+    return f"{ratio:.{digits}f}" if ratio else ""
+
+
+def _multiple(peer: dict[str, Any], name: str) -> str:
+    return f"{peer[name]:.2f}" if name in peer else ""
+
+
 def _agent(result: Result) -> list[Table]:
     peers = result.get("peers", {})
     others = [name for name in peers if name != OURS]
     beside = (column for name in others for column in (f"{name}: evaluated", f"{name}: TTFT"))
-    columns = ("turn", "from", "tokens", "new", "evaluated", "TTFT", "cold (estimated)", *beside)
+    columns = ("turn", "from", "tokens", "new", "reused", "evaluated", "TTFT", "cold (estimated)", *beside)
     rows: list[tuple[str, ...]] = []
     for number, turn in enumerate(peers.get(OURS, {}).get("turns", [])):
         row = [
@@ -94,6 +109,7 @@ def _agent(result: Result) -> list[Table]:
             turn["source"],
             f"{turn['n_tokens']:,}",
             f"{turn['new']:,}",
+            f"{turn['reused']:,}",
             f"{turn['evaluated']:,}",
             seconds(turn["ttft_ms"]),
             seconds(turn.get("cold_ms_estimated", 0)),
@@ -105,7 +121,7 @@ def _agent(result: Result) -> list[Table]:
         rows.append(tuple(row))
     ours = peers.get(OURS, {})
     if "ttft_ms_sum" in ours:
-        row = ["sum; evaluated per new token", "", "", "", _per_new(ours), seconds(ours["ttft_ms_sum"]), ""]
+        row = ["sum; evaluated per new token", "", "", "", "", _per_new(ours), seconds(ours["ttft_ms_sum"]), ""]
         for name in others:
             row += [_per_new(peers[name]), seconds(peers[name]["ttft_ms_sum"]) if peers[name]["turns"] else ""]
         rows.append(tuple(row))
@@ -136,7 +152,8 @@ def _chat(result: Result) -> list[Table]:
 
 
 def _fleet(result: Result) -> list[Table]:
-    columns = ("server", "first", "others", "next turns", "written", "per turn", "whole states", "on disk")
+    whole = "as whole states"
+    columns = ("server", "first", "others", "next turns", "per turn", "written", whole, "on disk", whole)
     rows: list[tuple[str, ...]] = []
     for name, peer in result.get("peers", {}).items():
         times = peer.get("ttft_ms", {})
@@ -145,10 +162,11 @@ def _fleet(result: Result) -> list[Table]:
             (
                 name,
                 *(_median(times, which) for which in ("first", "others", "next_turns")),
-                console.size(written) if written else "",
                 console.size(written / len(peer["turns"])) if written else "",
-                console.size(peer["whole_bytes"]) if "whole_bytes" in peer else "",
-                console.size(peer["disk_bytes"]) if "disk_bytes" in peer else "",
+                *(
+                    console.size(peer[what]) if peer.get(what) else ""
+                    for what in ("written_bytes", "whole_bytes", "disk_bytes", "whole_disk_bytes")
+                ),
             )
         )
     settings = result["settings"]
@@ -205,7 +223,7 @@ def of_limits(limits: dict[str, Any]) -> Table:
 
 def of_run(summaries: list[dict[str, Any]]) -> Table:
     """All models and backends: one line for each size after a restart."""
-    columns = ("backend", "model", "size", "cold", "warm", "times shorter", "x limit", "from RAM", "result")
+    columns = ("backend", "model", "size", "cold", "warm", SHORTER, *LIMITS, "from RAM", "result")
     rows: list[tuple[str, ...]] = []
     for summary in summaries:
         result = summary["scenarios"].get("restart")
@@ -219,8 +237,9 @@ def of_run(summaries: list[dict[str, Any]]) -> Table:
                     str(case["size"]),
                     _median(times, "cold"),
                     _median(times, "warm"),
-                    f"{peer['ratio']:.0f}" if "ratio" in peer else "",
-                    f"{peer['warm_times_limit']:.2f}" if "warm_times_limit" in peer else "",
+                    _shorter(case, OURS, 0) if peer else "",
+                    _multiple(peer, "warm_times_limit"),
+                    _multiple(peer, "warm_times_run_limit"),
                     _median(times, "ram"),
                     verdict(result),
                 )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.bench import ROOM_TOKENS, Bench, Sent, row_of
+from benchmarks.bench import OURS, ROOM_TOKENS, UPSTREAM, Bench, Sent, row_of
 from benchmarks.peers import Message, Peer, Server
 from benchmarks.progress import RunProgress
 from benchmarks.results import Result
@@ -22,6 +22,7 @@ from benchmarks.text import tool_schemas
 from pyrun.errors import UserError
 
 NAME = "agent"
+LEAST_PREFIX = 100
 PREFIXES = (4000, 17000)
 GROWTH = 3000  # tokens that the session adds to its prefix
 ANSWER_TOKENS = 48
@@ -100,36 +101,61 @@ def prefix_of(bench: Bench) -> int:
     return bench.options.prefix or PREFIXES[0]
 
 
+def tokens_of(bench: Bench) -> int:
+    return bench.options.tokens or ANSWER_TOKENS
+
+
+def settings(bench: Bench) -> dict[str, Any]:
+    return {"prefix": prefix_of(bench), "tokens": tokens_of(bench)}
+
+
+def growth_of(bench: Bench) -> int:
+    """What a context needs beside the prefix."""
+    return GROWTH + max(0, tokens_of(bench) - ANSWER_TOKENS) + ROOM_TOKENS
+
+
 def needs(bench: Bench) -> int:
-    return prefix_of(bench) + GROWTH + ROOM_TOKENS
+    return prefix_of(bench) + growth_of(bench)
 
 
 def plan(bench: Bench, ctx: int) -> float:
-    answers = 11 * ANSWER_TOKENS * RunProgress.ANSWER_TOKEN
+    answers = 11 * tokens_of(bench) * RunProgress.ANSWER_TOKEN
     ours = prefix_of(bench) + GROWTH + answers
     theirs = 2.5 * (prefix_of(bench) + GROWTH) + answers
     return ours + theirs * len(bench.options.peers)
 
 
 def play(bench: Bench, result: Result) -> None:
-    if bench.ctx < needs(bench):
+    fitting = bench.ctx - growth_of(bench)
+    if fitting < prefix_of(bench):
         raise UserError(
             f"a session with a prefix of {prefix_of(bench)} tokens needs a context of {needs(bench)}, not {bench.ctx}",
-            f"a prefix of {bench.ctx - GROWTH - ROOM_TOKENS} fits: --prefix",
+            f"a prefix of {fitting} fits: --prefix" if fitting >= LEAST_PREFIX else "it takes a larger --ctx",
         )
-    result["settings"]["prefix"] = prefix_of(bench)
     result["peers"] = {}
+    texts: dict[str, list[str]] = {}
     # One after the other: each has its own slots and caches, and only one is on the machine at a time.
     for peer in bench.peers():
         with bench.watch(result, peer):
             result["peers"][peer.name] = {"turns": []}
             try:
-                _session(bench, result, peer)
+                _session(bench, result, peer, texts.setdefault(peer.name, []))
             finally:
                 peer.stop()
+    _note_partings(result, texts.get(OURS, []), texts.get(UPSTREAM, []))
 
 
-def _session(bench: Bench, result: Result, peer: Peer) -> None:
+def _note_partings(result: Result, ours: list[str], upstreams: list[str]) -> None:
+    """No fault in itself: who reuses another part evaluates the rest in other batches, and these round differently."""
+    parted = [str(n) for n, (a, b) in enumerate(zip(ours, upstreams, strict=False), 1) if a != b]
+    if parted:
+        result["notes"].append(
+            f"the answers of {OURS} and {UPSTREAM} part in turn {', '.join(parted)}: "
+            "batches of other sizes round differently"
+        )
+
+
+def _session(bench: Bench, result: Result, peer: Peer, texts: list[str]) -> None:
     turns: list[dict[str, Any]] = result["peers"][peer.name]["turns"]
     sent = Sent()
     bench.empty_caches(peer)
@@ -146,25 +172,26 @@ def _session(bench: Bench, result: Result, peer: Peer) -> None:
         if restarted:
             time.sleep(TOOL_SECONDS)
             peer.stop(signal.SIGKILL)
-            bench.forget(peer)
+            bench.forget(result, peer)
             peer.start()
             peer.warm_up()
-        n_new = sent.new_tokens(peer.tokens(conversation.messages)) if isinstance(peer, Server) else None
+        fresh = bench.fresh(peer, sent, conversation.messages, restores_at)
         # By hand, a slot is restored when it holds something else.
         by_hand = conversation.name if restarted or conversation.name != last else ""
         last = conversation.name
         label = f"turn {number}"
-        answer = bench.ask(peer, label, conversation.messages, ANSWER_TOKENS, conversation=by_hand, ignore_eos=True)
+        answer = bench.ask(peer, label, conversation.messages, tokens_of(bench), conversation=by_hand, ignore_eos=True)
+        texts.append(answer.text)
         peer.keep(conversation.name)
         bench.stats(peer, label)
         turns.append(
             {
                 "what": turn.what,
-                **row_of(answer, n_new),
+                **row_of(answer, fresh),
                 "prefill_per_s": answer.timings.get("prompt_per_second"),
             }
         )
-        bench.hold_to_promise(result, peer, f"turn {number} ({turn.what})", answer, n_new, restores_at)
+        bench.hold_to_promise(result, peer, f"turn {number} ({turn.what})", answer, fresh, restores_at)
 
 
 def _system_prompt(bench: Bench, peer: Peer, settings: dict[str, Any]) -> str:
@@ -174,7 +201,7 @@ def _system_prompt(bench: Bench, peer: Peer, settings: dict[str, Any]) -> str:
     if "tools" not in settings and isinstance(peer, Server):
         count = len(peer.post("/tokenize", {"content": "\n".join(lines)})["tokens"])
         settings["tools"] = min(len(lines) - 1, round(len(lines) * wanted / count))
-    return "\n".join(lines[: 1 + settings.get("tools", len(lines))])
+    return bench.salted("\n".join(lines[: 1 + settings.get("tools", len(lines))]))
 
 
 def end(limits: dict[str, Any], result: Result) -> None:

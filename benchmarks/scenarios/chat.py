@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import ROOM_TOKENS, Bench, Sent, row_of
+from benchmarks.bench import ROOM_TOKENS, Bench, Options, Sent, row_of
 from benchmarks.peers import Message, Peer, Server
 from benchmarks.progress import RunProgress
 from benchmarks.results import Result
@@ -31,6 +31,7 @@ QUESTION_TOKENS, QUESTION_SPREAD = 50, 1.2
 ANSWER_TOKENS, ANSWER_SPREAD = 170, 0.8
 MEAN_TURNS = 3.5
 LONGEST_QUESTION = 1500
+LONGEST_ANSWER = 128
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,9 @@ def read_chats(path: Path, count: int, answer_tokens: int) -> list[Chat]:
         raise UserError(f"cannot read conversations from {path}: {error}", "it must be a JSON list") from error
     chats: list[Chat] = []
     for entry in content if isinstance(content, list) else []:
-        messages = entry.get("conversations") or entry.get("messages") or [] if isinstance(entry, dict) else []
         asked = [
             str(message.get("value", message.get("content", "")))
-            for message in messages
+            for message in _messages(entry)
             if message.get("from", message.get("role")) in ("human", "user")
         ]
         if len(asked) > 1:
@@ -81,12 +81,34 @@ def read_chats(path: Path, count: int, answer_tokens: int) -> list[Chat]:
     return chats[:count]
 
 
+def _messages(entry: object) -> list[dict[str, Any]]:
+    """Of one conversation; what has another shape is left out."""
+    found = entry.get("conversations") or entry.get("messages") if isinstance(entry, dict) else None
+    return [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
+
+
 def chats_of(bench: Bench) -> list[Chat]:
-    options = bench.options
-    count = options.conversations or CONVERSATIONS
+    count, chats = count_of(bench), bench.options.chats
+    return read_chats(chats, count, tokens_of(bench)) if chats is not None else generate(count, tokens_of(bench))
+
+
+def check(options: Options) -> None:
+    """Raises if the conversations that were asked for cannot be read."""
     if options.chats is not None:
-        return read_chats(options.chats, count, options.tokens)
-    return generate(count, options.tokens)
+        read_chats(options.chats, 1, LONGEST_ANSWER)
+
+
+def count_of(bench: Bench) -> int:
+    return bench.options.conversations or CONVERSATIONS
+
+
+def tokens_of(bench: Bench) -> int:
+    return bench.options.tokens or LONGEST_ANSWER
+
+
+def settings(bench: Bench) -> dict[str, Any]:
+    source = str(bench.options.chats or "generated, lengths as in ShareGPT")
+    return {"conversations": count_of(bench), "tokens": tokens_of(bench), "source": source}
 
 
 def needs(bench: Bench) -> int:
@@ -101,7 +123,6 @@ def plan(bench: Bench, ctx: int) -> float:
 
 
 def play(bench: Bench, result: Result) -> None:
-    result["settings"]["source"] = str(bench.options.chats or "generated, lengths as in ShareGPT")
     result["peers"] = {}
     for peer in bench.peers():
         with bench.watch(result, peer):
@@ -129,13 +150,13 @@ def _replay(bench: Bench, result: Result, peer: Peer, chats: list[Chat]) -> None
                 continue
             exchange, history = chat[number], histories[which]
             question = exchange.question or bench.text(exchange.question_tokens, f"chat {which} {number}")
-            history.append({"role": "user", "content": question})
+            history.append({"role": "user", "content": question if number else bench.salted(question)})
             tokens = peer.tokens(history) if isinstance(peer, Server) else []
             if len(tokens) + exchange.answer_tokens + ROOM_TOKENS > bench.ctx:
                 result["notes"].append(f"conversation {which + 1} ends before turn {number + 1}: the context is full")
                 chats[which] = chat[:number]
                 continue
-            n_new = sent.new_tokens(tokens) if tokens else None
+            fresh = bench.fresh(peer, sent, history, restores_at)
             name = f"chat-{which}"
             label = f"chat {which + 1} turn {number + 1}"
             answer = bench.ask(peer, label, history, exchange.answer_tokens, conversation=name, ignore_eos=True)
@@ -145,10 +166,10 @@ def _replay(bench: Bench, result: Result, peer: Peer, chats: list[Chat]) -> None
                 {
                     "conversation": which + 1,
                     "turn": number + 1,
-                    **row_of(answer, n_new),
+                    **row_of(answer, fresh),
                 }
             )
-            bench.hold_to_promise(result, peer, label, answer, n_new, restores_at)
+            bench.hold_to_promise(result, peer, label, answer, fresh, restores_at)
 
 
 def end(limits: dict[str, Any], result: Result) -> None:

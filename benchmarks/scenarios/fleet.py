@@ -29,13 +29,26 @@ def count_of(bench: Bench) -> int:
     return bench.options.conversations or CONVERSATIONS
 
 
+def tokens_of(bench: Bench) -> int:
+    return bench.options.tokens or ANSWER_TOKENS
+
+
+def settings(bench: Bench) -> dict[str, Any]:
+    return {
+        "prefix": prefix_of(bench),
+        "conversations": count_of(bench),
+        "turns": bench.options.turns,
+        "tokens": tokens_of(bench),
+    }
+
+
 def needs(bench: Bench) -> int:
-    return prefix_of(bench) + bench.options.turns * (QUESTION_TOKENS + ANSWER_TOKENS + 32) + ROOM_TOKENS
+    return prefix_of(bench) + bench.options.turns * (QUESTION_TOKENS + tokens_of(bench) + 32) + ROOM_TOKENS
 
 
 def plan(bench: Bench, ctx: int) -> float:
     turns = count_of(bench) * bench.options.turns
-    one = prefix_of(bench) + turns * (QUESTION_TOKENS + ANSWER_TOKENS * RunProgress.ANSWER_TOKEN)
+    one = prefix_of(bench) + turns * (QUESTION_TOKENS + tokens_of(bench) * RunProgress.ANSWER_TOKEN)
     return one * (1 + len(bench.options.peers))
 
 
@@ -45,7 +58,6 @@ def play(bench: Bench, result: Result) -> None:
             f"a system prompt of {prefix_of(bench)} tokens needs a context of {needs(bench)}, not {bench.ctx}",
             "give a shorter one, such as --prefix 1000",
         )
-    result["settings"] |= {"prefix": prefix_of(bench), "conversations": count_of(bench), "turns": bench.options.turns}
     result["per_token_bytes"] = bench.facts.kv_per_token("f16", "f16")
     result["fixed_bytes"] = bench.facts.checkpoint_bytes("f16", "f16")
     result["peers"] = {}
@@ -67,24 +79,24 @@ def _sail(bench: Bench, result: Result, peer: Peer) -> None:
         bench.calibrate(peer)
     before = bench.stats(peer, "start")
     restores_at = before.get("restores_at", "")
-    system: Message = {"role": "system", "content": bench.text(prefix_of(bench), "fleet")}
+    system: Message = {"role": "system", "content": bench.salted(bench.text(prefix_of(bench), "fleet"))}
     histories: list[list[Message]] = [[system] for _ in range(count_of(bench))]
     sent = Sent()
     for number in range(bench.options.turns):
         for which, history in enumerate(histories):
             history.append({"role": "user", "content": bench.text(QUESTION_TOKENS, f"fleet {which} {number}")})
-            n_new = sent.new_tokens(peer.tokens(history)) if isinstance(peer, Server) else None
+            fresh = bench.fresh(peer, sent, history, restores_at)
             label = f"conversation {which + 1} turn {number + 1}"
             # By hand, nobody knows that another conversation's slot would do for the beginning of this one.
             name = f"fleet-{which}"
-            answer = bench.ask(peer, label, history, ANSWER_TOKENS, conversation=name, ignore_eos=True)
+            answer = bench.ask(peer, label, history, tokens_of(bench), conversation=name, ignore_eos=True)
             by_hand = peer.keep(name)
             history.append({"role": "assistant", "content": answer.text})
             after = bench.stats(peer, label, flush=True)
             turn: dict[str, Any] = {
                 "conversation": which + 1,
                 "turn": number + 1,
-                **row_of(answer, n_new),
+                **row_of(answer, fresh),
                 "answer_tokens": answer.n_answer,
                 "whole_bytes": _whole(result, answer.n_prompt + answer.n_answer),
             }
@@ -95,7 +107,7 @@ def _sail(bench: Bench, result: Result, peer: Peer) -> None:
             elif by_hand:
                 turn["written_bytes"] = by_hand
             turns.append(turn)
-            bench.hold_to_promise(result, peer, label, answer, n_new, restores_at)
+            bench.hold_to_promise(result, peer, label, answer, fresh, restores_at)
 
 
 def _whole(result: Result, n_tokens: int) -> float:

@@ -18,26 +18,40 @@ from benchmarks.stats import percentiles
 NAME = "load"
 PREFIX = 1000
 QUESTION_TOKENS = 120
+ANSWER_TOKENS = 128
 
 
 def prefix_of(bench: Bench) -> int:
     return bench.options.prefix or PREFIX
 
 
+def tokens_of(bench: Bench) -> int:
+    return bench.options.tokens or ANSWER_TOKENS
+
+
+def settings(bench: Bench) -> dict[str, Any]:
+    options = bench.options
+    return {
+        "prefix": prefix_of(bench),
+        "clients": options.clients,
+        "requests": options.requests,
+        "tokens": tokens_of(bench),
+    }
+
+
 def needs(bench: Bench) -> int:
     """Of one slot."""
     options = bench.options
-    return prefix_of(bench) + options.requests * (QUESTION_TOKENS + options.tokens + 32) + ROOM_TOKENS
+    return prefix_of(bench) + options.requests * (QUESTION_TOKENS + tokens_of(bench) + 32) + ROOM_TOKENS
 
 
 def plan(bench: Bench, ctx: int) -> float:
     options = bench.options
-    one = QUESTION_TOKENS + options.tokens * RunProgress.ANSWER_TOKEN
+    one = QUESTION_TOKENS + tokens_of(bench) * RunProgress.ANSWER_TOKEN
     return (prefix_of(bench) + options.clients * options.requests * one) * (1 + len(options.peers))
 
 
 def play(bench: Bench, result: Result) -> None:
-    result["settings"] |= {"clients": bench.options.clients, "requests": bench.options.requests}
     result["peers"] = {}
     for peer in bench.peers(slots=bench.options.clients):
         with bench.watch(result, peer):
@@ -53,6 +67,7 @@ def _rush(bench: Bench, result: Result, peer: Peer) -> None:
     bench.empty_caches(peer)
     peer.start()
     peer.warm_up()
+    peer.pace.clients = bench.options.clients
     if isinstance(peer, Server):
         bench.calibrate(peer)
     stop = threading.Event()
@@ -60,7 +75,8 @@ def _rush(bench: Bench, result: Result, peer: Peer) -> None:
     began = time.perf_counter()
 
     def client(number: int) -> None:
-        history: list[Message] = [{"role": "system", "content": bench.text(prefix_of(bench), "load")}]
+        system = bench.salted(bench.text(prefix_of(bench), "load"))
+        history: list[Message] = [{"role": "system", "content": system}]
         for request in range(bench.options.requests):
             if stop.is_set():
                 return
@@ -68,7 +84,7 @@ def _rush(bench: Bench, result: Result, peer: Peer) -> None:
             history.append({"role": "user", "content": question})
             label = f"client {number + 1} request {request + 1}"
             try:
-                answer = peer.chat(history, bench.options.tokens, ignore_eos=True)
+                answer = peer.chat(history, tokens_of(bench), ignore_eos=True)
             except PeerError as error:
                 with lock:
                     entry["errors"].append(f"{label}: {error.message}")

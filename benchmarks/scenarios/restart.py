@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import OURS, ROOM_TOKENS, SIZES, UPSTREAM, Bench
-from benchmarks.limits import eval_ms, forget, read_part, restore_limit_ms, scratch_file, speed_of
+from benchmarks.limits import eval_ms, read_part, restore_limit_ms, scratch_file, speed_of
 from benchmarks.peers import Answer, Peer, Server
 from benchmarks.progress import RunProgress
-from benchmarks.results import Result, write_json
+from benchmarks.results import Result, times_shorter, write_json
 from benchmarks.stats import common_prefix, summarise
 from pyrun.errors import UserError
 
 NAME = "restart"
+ANSWER_TOKENS = 128
 PHASES = ("cold", "warm", "ram")
 # For models that go on at anchors only, the last one is this many tokens before the prompt's end at most.
 ANCHOR_TOKENS = 4
@@ -41,18 +42,27 @@ def size_of(name: str) -> int:
     raise UserError(f"there is no size {name!r}", f"sizes are {', '.join(SIZES)}, or a number of tokens")
 
 
+def tokens_of(bench: Bench) -> int:
+    return bench.options.tokens or ANSWER_TOKENS
+
+
+def settings(bench: Bench) -> dict[str, Any]:
+    options = bench.options
+    return {"sizes": options.sizes, "tokens": tokens_of(bench), "repeat": options.repeat, "damage": options.damage}
+
+
 def needs(bench: Bench) -> int:
-    return max(map(size_of, bench.options.sizes)) + bench.options.tokens + ROOM_TOKENS
+    return max(map(size_of, bench.options.sizes)) + tokens_of(bench) + ROOM_TOKENS
 
 
 def fitting(bench: Bench, ctx: int) -> list[str]:
-    return [s for s in bench.options.sizes if size_of(s) + bench.options.tokens + ROOM_TOKENS <= ctx]
+    return [s for s in bench.options.sizes if size_of(s) + tokens_of(bench) + ROOM_TOKENS <= ctx]
 
 
 def plan(bench: Bench, ctx: int) -> float:
     """Cold, warm and from RAM, each with an answer; only upstream evaluates the prompt twice."""
     options = bench.options
-    answers = len(PHASES) * options.tokens * RunProgress.ANSWER_TOKEN
+    answers = len(PHASES) * tokens_of(bench) * RunProgress.ANSWER_TOKEN
     sizes = [size_of(size) for size in fitting(bench, ctx)]
     twice = sum(peer == UPSTREAM for peer in options.peers)
     return options.repeat * sum((1 + len(options.peers)) * (size + answers) + twice * size for size in sizes)
@@ -94,7 +104,7 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
     def ask(phase: str, *, by_hand: bool = False) -> Answer:
         label = f"{size} {phase} {turn + 1}"
         kept_as = size if by_hand else ""
-        answer = bench.ask(peer, label, prompt, bench.options.tokens, conversation=kept_as, ignore_eos=True)
+        answer = bench.ask(peer, label, prompt, tokens_of(bench), conversation=kept_as, ignore_eos=True)
         row[phase] = _measured(answer, bench.stats(peer, label))
         return answer
 
@@ -109,8 +119,9 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
     cold = ask("cold")
     if not peer.can_restart:
         warm = ask("warm")
-        _compare(result, peer, size, cold.text, cold.text, warm.text)
+        _compare(result, peer, f"{size}, warm", cold.text, cold.text, warm.text)
         return
+    _check_cold(result, peer, size, cold)
     if turn == 0:
         entry["again_text"] = ask("again").text
     peer.keep(size)
@@ -119,9 +130,7 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
         damage(peer.cache)
     with _twin(peer) as twin:
         n_bytes = twin.stat().st_size if twin is not None else 0
-        dropped = bench.forget(peer)
-        if twin is not None:
-            dropped = forget([twin]) and dropped
+        dropped = bench.forget(result, peer, *([twin] if twin is not None else []))
         peer.start()
         peer.warm_up()
         seconds = read_part(twin, 0, n_bytes // 2) if twin is not None else 0
@@ -132,8 +141,9 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
             seconds += read_part(twin, n_bytes // 2, n_bytes - n_bytes // 2)
             row["warm"]["read_bytes_per_s"] = n_bytes / seconds
     row["warm"]["page_cache"] = "dropped" if dropped else "kept"
-    _compare(result, peer, size, cold.text, entry["again_text"], warm.text)
     ram = ask("ram")
+    for phase, answer in (("warm", warm), ("ram", ram)):
+        _compare(result, peer, f"{size}, {phase}", cold.text, entry["again_text"], answer.text)
     if peer.name == OURS:
         _check(result, size, warm, ram, bench.stats(peer, f"{size} end {turn + 1}"))
     peer.stop()
@@ -177,23 +187,28 @@ def _measured(answer: Answer, stats: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _compare(result: Result, peer: Peer, size: str, cold: str, again: str, warm: str) -> None:
+def _check_cold(result: Result, peer: Peer, size: str, cold: Answer) -> None:
+    if cold.reused:
+        result["problems"].append(f"{peer.name}, {size}: {cold.reused} tokens of the cold prompt were already known")
+
+
+def _compare(result: Result, peer: Peer, label: str, cold: str, again: str, reused: str) -> None:
     """Reuse that changes the answer is not reuse.
 
     Where even the process that never stopped gives another answer the second time, because it evaluates the last
     token alone and not in a batch, that answer is the one to be equal to.
     """
-    if warm == cold:
+    if reused == cold:
         return
-    at = common_prefix(warm, cold)
-    if warm == again:
+    at = common_prefix(reused, cold)
+    if reused == again:
         result["notes"].append(
-            f"{peer.name}, {size}: from character {at} on, the answer is that of the process that never stopped when "
+            f"{peer.name}, {label}: from character {at} on, the answer is that of the process that never stopped when "
             "asked again, not its first one: rounding, not the restart"
         )
         return
-    told = f"the warm answer parts from the cold one at character {at}: {_around(warm, at)} after {_around(cold, at)}"
-    result["problems" if peer.name == OURS else "notes"].append(f"{peer.name}, {size}: {told}")
+    told = f"the answer parts from the cold one at character {at}: {_around(reused, at)} after {_around(cold, at)}"
+    result["problems" if peer.name == OURS else "notes"].append(f"{peer.name}, {label}: {told}")
 
 
 def _around(text: str, at: int) -> str:
@@ -235,15 +250,15 @@ def end(limits: dict[str, Any], result: Result) -> None:
                 for phase in PHASES
                 if any(phase in row for row in peer["rounds"])
             }
-            times = peer["ttft_ms"]
-            if "cold" in times and "warm" in times:
-                peer["ratio"] = times["cold"]["median"] / times["warm"]["median"]
             for row in peer["rounds"]:
                 _add_limits(limits, row)
-            for phase in ("warm", "ram"):
-                multiples = [row[phase]["times_limit"] for row in peer["rounds"] if "times_limit" in row.get(phase, {})]
-                if multiples:
-                    peer[f"{phase}_times_limit"] = statistics.median(multiples)
+            for phase, multiple in (("warm", "times_limit"), ("warm", "times_run_limit"), ("ram", "times_limit")):
+                found = [row[phase][multiple] for row in peer["rounds"] if multiple in row.get(phase, {})]
+                if found:
+                    peer[f"{phase}_{multiple}"] = statistics.median(found)
+        for name, peer in case["peers"].items():
+            if ratio := times_shorter(case, name):
+                peer["times_shorter"] = ratio
     rows = [row for case in result.get("cases", []) for peer in case["peers"].values() for row in peer["rounds"]]
     beside = [row["warm"]["read_bytes_per_s"] for row in rows if row.get("warm", {}).get("read_bytes_per_s")]
     if beside:
@@ -255,9 +270,10 @@ def _add_limits(limits: dict[str, Any], row: dict[str, Any]) -> None:
         return
     prefill, decode = row["cold"]["prefill_per_s"], row["cold"]["decode_per_s"]
     warm = row["warm"]
-    speed = warm.get("read_bytes_per_s") or speed_of(limits)
-    warm["limit_ms"] = restore_limit_ms(warm["bytes_read"], speed, warm["evaluated"], prefill, decode)
-    warm["times_limit"] = warm["ttft_ms"] / warm["limit_ms"]
+    run_speed = speed_of(limits)
+    for name, speed in (("limit", warm.get("read_bytes_per_s") or run_speed), ("run_limit", run_speed)):
+        limit_ms = restore_limit_ms(warm["bytes_read"], speed, warm["evaluated"], prefill, decode)
+        warm |= {f"{name}_ms": limit_ms, f"times_{name}": warm["ttft_ms"] / limit_ms}
     if "ram" in row and row["ram"].get("copy_bytes_per_s"):
         ram = row["ram"]
         copied = ram["bytes_from_ram"] - warm["bytes_from_ram"]

@@ -89,6 +89,17 @@ def test_model_with_anchors_is_invalid(tmp_path: Path) -> None:
     assert 1 < case["peers"]["llama-run"]["rounds"][0]["warm"]["evaluated"] <= 4
 
 
+@pytest.mark.parametrize("scenario", ["agent", "fleet"])
+def test_conversation_of_a_model_with_anchors_is_invalid(scenario: str, tmp_path: Path) -> None:
+    own = ("--conversations", "3") if scenario == "fleet" else ()
+    result = benchmark(tmp_path / "out", "hybrid-moe", scenario, *own, *QUICK)
+    assert result.returncode == 0, result.stderr
+    turns = summary_of(tmp_path / "out")["scenarios"][scenario]["peers"]["llama-run"]["turns"]
+    assert all(turn["reused"] for turn in turns[1:])
+    if scenario == "agent":
+        assert turns[6]["evaluated"] > turns[6]["new"] + 16, "no branch goes on from an anchor further back"
+
+
 @pytest.mark.parametrize("scenario", ["chat", "load"])
 def test_a_quick_conversation_fails(scenario: str, tmp_path: Path) -> None:
     own = ("--conversations", "2") if scenario == "chat" else ("--clients", "2", "--requests", "2", "--prefix", "300")
@@ -108,6 +119,14 @@ def test_corrupted_store_gives_a_valid_result(tmp_path: Path) -> None:
     assert "the server says: corrupt" in said and "damaged files were set aside" in said
     assert "the run failed" in said
     assert summary_of(tmp_path / "out")["scenarios"]["restart"]["problems"]
+
+
+def test_second_run_goes_into_the_same_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").write_text("{}")
+    result = benchmark(tmp_path / "out", "dense", "--sizes", "400")
+    assert result.returncode == 1 and "is not empty" in " ".join(result.stderr.split())
+    assert (tmp_path / "out" / "run.json").read_text() == "{}"
 
 
 def test_size_that_does_not_fit_is_a_traceback(tmp_path: Path) -> None:

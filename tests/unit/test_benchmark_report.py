@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import plots
 from benchmarks.cli import main
-from benchmarks.compare import Figure, compare, figures, judge
+from benchmarks.compare import Figure, compare, figures, judge, notes
 from benchmarks.peers import PeerError, Remote
 from benchmarks.results import read_models
 from benchmarks.stats import percentiles, summarise
@@ -45,11 +45,11 @@ def summary_of(warm_ms: float = 20.0) -> dict[str, Any]:
     ours = {
         "rounds": rounds,
         "ttft_ms": times,
-        "ratio": 2005 / warm_ms,
         "warm_times_limit": 1.2,
+        "warm_times_run_limit": 1.4,
         "ram_times_limit": 2.0,
     }
-    theirs = {"rounds": rounds, "ttft_ms": {"cold": summarise([1990.0]), "warm": summarise([1995.0])}, "ratio": 1.0}
+    theirs = {"rounds": rounds, "ttft_ms": {"cold": summarise([1990.0]), "warm": summarise([1995.0])}}
     session = {"turns": [turn(1, 900.0), turn(2, 100.0)], "ttft_ms_sum": 1000.0, "evaluated_per_new": 1.0}
     by_turn = [
         {"turn": n, "ttft_ms": summarise([50.0 * n]), "p90_ms": 60.0, "n_tokens": 300, "evaluated": 50} for n in (1, 2)
@@ -60,6 +60,7 @@ def summary_of(warm_ms: float = 20.0) -> dict[str, Any]:
         "written_bytes": 3e6,
         "whole_bytes": 18e6,
         "disk_bytes": 3e6,
+        "whole_disk_bytes": 9e6,
         "ttft_ms": {"first": times["cold"]},
     }
     answers = [{"ttft_ms": 10.0 * n} for n in range(1, 9)]
@@ -73,7 +74,8 @@ def summary_of(warm_ms: float = 20.0) -> dict[str, Any]:
         "build": {"commit": "abc", "edited": False, "llama_run": "0.1.0", "pin": "0c1e57098", "says": "version 1"},
         "model": {"name": "a-model", "file": "a.gguf", "architecture": "llama", "quantisation": "Q8_0", "bytes": 1e9}
         | {"sha256": "ff"},
-        "peers": {"llama-run": "ours"},
+        "peers": {"llama-run": "ours", "upstream": "given by the user"},
+        "programs": {"upstream": {"says": "version: 7", "sha256": "ee", "version": "version: 7\nbuilt somewhere"}},
         "flags": {"restart": "--parallel 1"},
         "limits": {
             "reading": {"page_cache": "dropped", "readers": 4}
@@ -117,8 +119,11 @@ def test_report_leaves_a_scenario_out(tmp_path: Path, capsys: pytest.CaptureFixt
     page = (run / "cpu" / "a-model-0" / "summary.md").read_text()
     for scenario in ("restart", "agent", "chat", "fleet", "load"):
         assert f"## {scenario}: valid" in page
-    assert "| small | llama-run | 1,100 | 2.00 s | 20.5 ms | 5% | 100.2 | 1.20 | 9.0 ms | 2.00 |" in page
-    assert "18.0 MB" in page and "sha256 ff" in page and "a note" in page
+    assert "| small | llama-run | 1,100 | 2.00 s | 20.5 ms | 5% | 97.1 | 1.20 | 1.40 | 9.0 ms | 2.00 |" in page
+    assert "| 1.5 MB | 3.0 MB | 18.0 MB | 3.0 MB | 9.0 MB |" in page, "bytes, each beside those of whole states"
+    assert "sha256 ff" in page and "a note" in page
+    assert "- upstream: given by the user; `version: 7`, sha256 ee" in page
+    assert "| 1 turn 1 | hot | 1,000 | 100 | 900 | 100 | 900 ms | 900 ms |" in page, "tokens, new, reused, evaluated"
     assert "| cpu | a-model | small |" in (run / "summary.md").read_text()
     assert json.loads((run / "summary.json").read_text())["valid"] is True
     assert "eleven turns" in capsys.readouterr().out
@@ -170,6 +175,26 @@ def test_interrupted_run_cannot_be_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("interrupted", "was interrupted"),
+        ("running", "did not come to its end"),
+        ("failed", "no room"),
+        ("complete", ""),
+    ],
+)
+def test_report_hides_that_a_run_was_cut_off(
+    status: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path, summary_of())
+    (run / "run.json").write_text(json.dumps({"status": status, "problem": "no room"}))
+    report(run)
+    told = capsys.readouterr().err
+    assert said in told and said in (run / "summary.md").read_text()
+    assert ("The run" in told) is bool(said)
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [("{", "not valid JSON"), ("[]", "not a result"), ('{"schema": 99, "model": {}}', "results of version 99")],
 )
@@ -209,6 +234,24 @@ def test_comparison_misses_what_became_slower(tmp_path: Path) -> None:
     assert rows["a-model (cpu)", "agent, llama-run: TTFT of all turns"][-1] == "same"
     assert rows["b-model (cpu)", "restart, small, llama-run: warm"][-1] == "only in one"
     assert len(list(figures(summary_of()))) > 12
+
+
+def test_unlike_runs_are_compared_without_a_word(tmp_path: Path) -> None:
+    other = summary_of()
+    other["machine"] |= {"cpu": "Another CPU", "gpus": [{"name": "A GPU"}]}
+    other["flags"] = {"restart": "--parallel 2", "agent": "--parallel 1"}
+    other["scenarios"]["fleet"]["problems"] = ["bytes went astray"]
+    other["scenarios"]["load"]["status"] = "interrupted"
+    a, same, b = (
+        write_run(tmp_path / name, each) for name, each in (("a", summary_of()), ("same", summary_of()), ("b", other))
+    )
+    assert notes(a, same) == []
+    assert notes(a, b) == [
+        "on different machines: a on A CPU, 2 cores and b on Another CPU, 2 cores, A GPU",
+        "a-model (cpu), restart: with different flags, `--parallel 1` and `--parallel 2`",
+        "b: a-model (cpu), fleet: invalid",
+        "b: a-model (cpu), load: interrupted",
+    ]
 
 
 # Somebody else's server.
@@ -281,7 +324,9 @@ def test_peer_that_breaks_off_is_a_traceback(events: list[str], status: int, mes
     ("words", "message"),
     [
         (["restart", "--peers", "ollama"], "no peer 'ollama'"),
+        (["agnet", "--model", "x"], "no command 'agnet' hint: commands are restart, agent, chat"),
         (["--sizes", "huge"], "no size 'huge'"),
+        (["--sizes", ""], "--sizes names no size"),
         (["agent", "--server", "/nowhere/llama-server", "--model", "/nowhere.gguf"], "no file"),
     ],
 )
