@@ -47,6 +47,10 @@ struct cache_report {
         return n_cached == 0 ? cache_source::none : source == cache_source::none ? cache_source::slot : source;
     }
 
+    // Whether a window has lost nothing of its sequence yet. Upstream takes a prompt that is shorter than the window for one
+    // that lacks what it needs, and evaluates it again.
+    bool is_whole(int32_t pos_min) const { return shown && pos_min == 0; }
+
     // Adds its fields to upstream's timings. n_cached, n_evaluated: tokens of the prompt.
     void add_to(common_json & timings, uint64_t n_cached, uint64_t n_evaluated) const;
 };

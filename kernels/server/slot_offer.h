@@ -1,4 +1,4 @@
-// How much of a prompt a slot can give without help: upstream's own rules, as a pure function.
+// How much of a prompt a slot can give without help: upstream's own rules while the cache is on, as a pure function.
 //
 // A slot holds the state of some tokens. Of a prompt that begins with them it reuses the common part, if the memory can be
 // cut there; else it goes back to one of the context checkpoints that upstream keeps in RAM.
@@ -36,7 +36,7 @@ struct slot_offer {
         }
         const int64_t all_known = n == prompt.size(); // the last token is evaluated again
         const int64_t threshold = std::max<int64_t>(0, static_cast<int64_t>(n) - n_swa - all_known);
-        if (pos_min < threshold) {
+        if (pos_min < threshold || pos_min == 0) { // see cache_report::is_whole
             return n - static_cast<size_t>(all_known);
         }
         int64_t best = 0;

@@ -113,6 +113,24 @@ def test_state_without_flash_attention_restores_wrong(serve: Serve, kv: Path, na
     assert answer.said == expected.said
 
 
+@pytest.mark.parametrize("name", ["swa-gemma3", "swa-gptoss"])
+def test_prompt_shorter_than_the_window_is_evaluated_again(serve: Serve, kv: Path, name: str) -> None:
+    flags = ("--parallel", "1", "--ctx-size", "2048")
+    messages = [say("user", "Count from one to ten.")]
+    plain = serve(toy(name), *flags)
+    expected = plain.chat(grown(messages, plain.chat(messages)))
+    plain.stop()
+    server = serve(toy(name), *flags, cache=kv)
+    longer = grown(messages, server.chat(messages))
+    server.stop()
+    server = serve(toy(name), *flags, cache=kv)
+    answer = server.chat(longer)
+    assert answer.source == "cold" and answer.reused > 10, answer.timings
+    assert answer.apart(expected) < 0.1
+    again = server.chat(longer)
+    assert again.source == "slot" and again.reused == again.prompt_size - 1 and again.apart(answer) < 0.1
+
+
 def test_named_slot_does_not_get_what_another_evaluated(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), *SLOTS, cache=kv)
     first = server.chat(talk(), id_slot=0)
