@@ -156,6 +156,40 @@ TEST(a_copied_file_is_believed) {
     }
 }
 
+TEST(a_stray_name_leaves_no_number_for_what_is_saved_next) {
+    const model m;
+    fault_env   base;
+    std::vector<std::vector<token>> talks = { random_tokens(1, 1100) };
+    CHECK(m.save(*open(base, m.options()), talks[0]).is_ok());
+    for (size_t i = 1; i < 6; i++) { // turns of one conversation
+        talks.push_back(talks.back());
+        append(talks.back(), i, 20);
+    }
+    const auto beside = [&base](const std::string & kind, const std::string & name) {
+        const std::string path = files_with(base, kind).front();
+        return path.substr(0, path.rfind('/') + 1) + name;
+    };
+    for (const std::string & stray : { beside(".seg", "fffffffffffffffe.seg"), beside(".seg", "8000000000000000.seg"),
+                                       beside(".seg", "7fffffffffffffff.seg"), beside("ckpt", "ckpt-999999999.bin"),
+                                       beside("ckpt", "ckpt-4294967295.bin") }) {
+        auto disk = base.clone();
+        disk->put(stray, "x");
+        {
+            auto s = open(*disk, m.options());
+            CHECK(s->stats().values.damaged_total() == 1);
+            for (const auto & tokens : talks) {
+                CHECK(m.save(*s, tokens).is_ok());
+            }
+        }
+        auto s = open(*disk, m.options());
+        CHECK(s->stats().values.damaged_total() == 0);
+        CHECK(s->stats().n_checkpoints == talks.size() + 1);
+        for (const auto & tokens : talks) {
+            CHECK(m.restore(*s, tokens) == tokens.size());
+        }
+    }
+}
+
 TEST(a_folder_or_link_in_place_of_a_file_is_followed) {
     const small_store base;
     for (const std::string & path : base.state_files()) {

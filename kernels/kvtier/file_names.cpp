@@ -107,7 +107,7 @@ std::string checkpoint(uint32_t number)  { return checkpoint_prefix + std::to_st
 std::string temp(uint64_t number)        { return temp_prefix + std::to_string(number); }
 
 bool parse_segment(const std::string & name, uint64_t & id) {
-    return parse_hex(middle(name, "", segment_suffix), id);
+    return parse_hex(middle(name, "", segment_suffix), id) && id < max_segment;
 }
 
 bool parse_anchor(const std::string & name, key & k) {

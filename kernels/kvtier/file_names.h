@@ -42,6 +42,10 @@ constexpr char temp_prefix[] = "tmp-";
 constexpr char tag_text[] = "Signature: 8a477f597d28d172789f06886806bc55\n"
                             "# Model state kept by llama-run. It can be deleted while no server runs.\n";
 
+// Numbers below these have names that are read back; counting up starts below their half, so it never gets there.
+constexpr uint64_t max_segment    = uint64_t(1) << 63;
+constexpr uint32_t max_checkpoint = 1000000000;
+
 std::string join(const std::string & folder, const std::string & name);
 std::string parent(const std::string & path);
 std::string name_space_dir(const std::string & model_dir, const key & name_space);

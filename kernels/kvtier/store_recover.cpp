@@ -133,7 +133,9 @@ void store_state::scan_segment(const key & name_space, const std::string & folde
         refuse(folder, entry, misplaced("not the name of a segment"));
         return;
     }
-    next_segment = std::max(next_segment, id + 1);
+    if (id < names::max_segment / 2) { // a name near the end of the range must not leave none for what is saved next
+        next_segment = std::max(next_segment, id + 1);
+    }
     scan_file(folder, entry, format::kind_segment, [&](const std::vector<uint8_t> & bytes, uint64_t file_size) {
         segment_head head;
         if (status s = decode_segment(bytes.data(), bytes.size(), file_size, head); !s.is_ok()) {
@@ -188,7 +190,9 @@ void store_state::scan_checkpoint(conversation & c, const std::string & folder, 
         refuse(folder, entry, misplaced("not the name of a checkpoint"));
         return;
     }
-    c.next_number = std::max(c.next_number, number + 1);
+    if (number < names::max_checkpoint / 2) {
+        c.next_number = std::max(c.next_number, number + 1);
+    }
     scan_file(folder, entry, format::kind_checkpoint, [&](const std::vector<uint8_t> & bytes, uint64_t file_size) {
         checkpoint_record record;
         if (status s = decode_checkpoint(bytes.data(), bytes.size(), file_size, record); !s.is_ok()) {

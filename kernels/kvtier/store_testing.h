@@ -35,6 +35,10 @@ inline uint64_t mix(uint64_t x) {
     return x ^ x >> 31;
 }
 
+inline bool contains(const std::string & text, const std::string & part) {
+    return text.find(part) != std::string::npos;
+}
+
 // A small deterministic random source.
 struct random_source {
     uint64_t state;
@@ -205,6 +209,41 @@ inline std::unique_ptr<store> open(env & e, const store_options & options) {
         std::printf("  open: %s\n", s.message().c_str());
     }
     CHECK(s.is_ok());
+    return out;
+}
+
+// A disk of which a part fails for as long as a test wants: every such call whose path contains the text.
+struct failing_env : fault_env {
+    std::string no_open, no_list, no_sync, no_remove, no_make;
+
+    status open_file(const std::string & path, std::unique_ptr<readable_file> & out) override {
+        return meets(path, no_open) ? refused(path) : fault_env::open_file(path, out);
+    }
+    status list_dir(const std::string & path, std::vector<dir_entry> & out) override {
+        return meets(path, no_list) ? refused(path) : fault_env::list_dir(path, out);
+    }
+    status sync_dir(const std::string & path) override {
+        return meets(path, no_sync) ? refused(path) : fault_env::sync_dir(path);
+    }
+    status remove_file(const std::string & path) override {
+        return meets(path, no_remove) ? refused(path) : fault_env::remove_file(path);
+    }
+    status make_dir(const std::string & path) override {
+        return meets(path, no_make) ? refused(path) : fault_env::make_dir(path);
+    }
+
+private:
+    static bool   meets(const std::string & path, const std::string & text) { return !text.empty() && contains(path, text); }
+    static status refused(const std::string & path) { return status::io_error(path + ": Input/output error"); }
+};
+
+inline std::vector<std::string> files_with(const fault_env & disk, const std::string & text) {
+    std::vector<std::string> out;
+    for (const std::string & path : disk.files()) {
+        if (contains(path, text)) {
+            out.push_back(path);
+        }
+    }
     return out;
 }
 
