@@ -244,6 +244,30 @@ TEST(an_entry_being_read_is_evicted) {
     CHECK(m.is_right(state, a));
 }
 
+TEST(room_for_a_checkpoint_is_made_of_its_own_folder) {
+    model m;
+    m.bytes_per_token = 64;
+    const std::vector<token> start = random_tokens(1, 1040);
+    std::vector<token>       a = start, b = start;
+    append(a, 2, 200);
+    append(b, 3, 200);
+    size_t n_made = 0; // limits at which the first branch had to go
+    for (uint64_t limit = 80 << 10; limit < 240 << 10; limit += disk_block) {
+        fault_env     disk;
+        store_options o = m.options();
+        o.max_bytes = limit;
+        auto s = open(disk, o);
+        if (!m.save(*s, start, 0, false).is_ok() || !m.save(*s, a).is_ok()) {
+            continue;
+        }
+        const status saved = m.save(*s, b);
+        CHECK(saved.is_ok() || saved.is_no_space());
+        n_made += saved.is_ok() && s->stats().values.evicted_segments > 0;
+        CHECK(counts_what_is_there(*s, disk));
+    }
+    CHECK(n_made > 0);
+}
+
 TEST(two_stores_of_a_process_share_no_budget) {
     fault_env     disk;
     model         m;

@@ -22,7 +22,7 @@ struct read_task {
     uint64_t            file_size = 0;
     uint64_t            offset    = 0;
     uint64_t            bytes     = 0;
-    uint64_t            owner     = 0;        // id of the segment
+    const segment *     owner     = nullptr;  // kept by the match
     bool                is_anchor = false;
     bool                is_large  = false;    // is read in blocks
     bool                is_cached = true;     // by the system: no disk is waited for
@@ -123,7 +123,7 @@ static std::vector<read_task> read_tasks(const store_state & s, const match & m,
             continue;
         }
         const bool is_large  = r.size >= buffer::min_large;
-        const bool continues = !tasks.empty() && !tasks.back().is_anchor && tasks.back().owner == r.owner->id &&
+        const bool continues = !tasks.empty() && !tasks.back().is_anchor && tasks.back().owner == r.owner &&
                                tasks.back().is_large == is_large &&
                                tasks.back().offset + tasks.back().bytes == r.offset &&
                                tasks.back().bytes + r.size <= max_task_bytes;
@@ -132,7 +132,7 @@ static std::vector<read_task> read_tasks(const store_state & s, const match & m,
             task.path      = names::join(names::join(s.folder_of(m.name_space), names::pages), names::segment(r.owner->id));
             task.file_size = r.owner->file_size;
             task.offset    = r.offset;
-            task.owner     = r.owner->id;
+            task.owner     = r.owner;
             task.is_large  = is_large;
             tasks.push_back(std::move(task));
         }
@@ -277,12 +277,15 @@ static status forget_damaged(store_state & s, const match & m, const std::vector
         std::unique_lock<std::shared_mutex> guard(s.mu);
         s.note(task.path, task.result);
         if (task.is_anchor) {
-            if (s.anchors.count({ m.name_space, m.at->k }) != 0) {
+            // Only the object that was read: a new one may have taken its place.
+            const auto it = s.anchors.find({ m.name_space, m.at->k });
+            if (it != s.anchors.end() && it->second == m.at) {
                 s.forget_checkpoints_at(m.at->at, damaged);
                 s.forget_anchor(m.at, damaged);
                 damaged.back().aside = true;
             }
-        } else if (const auto it = s.segments.find(task.owner); it != s.segments.end()) {
+        } else if (const auto it = s.segments.find(task.owner->id);
+                   it != s.segments.end() && it->second.get() == task.owner) {
             s.forget_segment(*it->second, damaged);
             damaged.back().aside = true;
         }

@@ -271,6 +271,8 @@ void store_state::finish_deferred() {
         std::unique_lock<std::shared_mutex> guard(mu);
         files.swap(deferred);
     }
+    // Folders last: something may have been put there, and given up as well, since they were.
+    std::stable_partition(files.begin(), files.end(), [](const doomed_file & file) { return !file.is_folder; });
     remove_files(files);
 }
 

@@ -34,6 +34,22 @@ status store_state::make_folder(const std::string & parent, const std::string & 
     return s;
 }
 
+// A file that was to be removed has been replaced by one that is wanted: the removal is off, and the old bytes are gone.
+void store_state::forget_replaced(const std::string & folder, const std::string & name) {
+    uint64_t replaced = 0;
+    {
+        std::unique_lock<std::shared_mutex> guard(mu);
+        const auto is_replaced = [&](const doomed_file & file) {
+            return !file.is_folder && file.name == name && file.folder == folder;
+        };
+        for (const doomed_file & file : deferred) {
+            replaced += is_replaced(file) ? disk_size(file.size) : 0;
+        }
+        deferred.erase(std::remove_if(deferred.begin(), deferred.end(), is_replaced), deferred.end());
+    }
+    discharge(replaced);
+}
+
 status store_state::write_file(const std::string & folder, const std::string & name, const const_span * parts,
                                size_t n_parts, bool durable) {
     uint64_t size = 0;
@@ -73,6 +89,7 @@ status store_state::write_file(const std::string & folder, const std::string & n
         }
         return s;
     }
+    forget_replaced(folder, name);
     count.bytes_written += size;
     return status::ok();
 }
@@ -472,6 +489,13 @@ status store_state::save_checkpoint(const save_request & request, const key & na
     const std::vector<uint8_t> bytes = encode_checkpoint(record);
     const const_span           whole = { bytes.data(), bytes.size() };
     status s = write_file(folder, names::checkpoint(record.number), &whole, 1, true);
+    if (s.is_miss()) { // room was made of what the conversation had, and its folder went with it
+        is_new = true;
+        s = make_folder(parent, hex(hash));
+        if (s.is_ok()) {
+            s = write_file(folder, names::checkpoint(record.number), &whole, 1, true);
+        }
+    }
     if (s.is_ok()) {
         count.syncs++;
         s = e.sync_dir(folder);

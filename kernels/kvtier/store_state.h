@@ -123,6 +123,7 @@ struct store_state {
     status make_folder(const std::string & parent, const std::string & name);
     status write_file(const std::string & folder, const std::string & name, const const_span * parts, size_t n_parts,
                       bool durable);
+    void   forget_replaced(const std::string & folder, const std::string & name);
     status write_index(const conversation_id & id); // write_mu held
     status save(const save_request & request);
     status save_runs(const save_request & request, const key & name_space, lease & held);

@@ -9,8 +9,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace kvtier {
@@ -230,6 +233,17 @@ struct failing_env : fault_env {
     }
     status make_dir(const std::string & path) override {
         return meets(path, no_make) ? refused(path) : fault_env::make_dir(path);
+    }
+
+    // Once, in another thread, before the first rename to such a path.
+    std::string           renamed;
+    std::function<void()> meanwhile;
+
+    status rename(const std::string & from, const std::string & to) override {
+        if (meanwhile && contains(to, renamed)) {
+            std::thread(std::exchange(meanwhile, nullptr)).join();
+        }
+        return fault_env::rename(from, to);
     }
 
 private:
