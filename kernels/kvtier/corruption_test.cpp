@@ -291,6 +291,53 @@ TEST(damage_while_the_store_is_open_reaches_the_model) {
     }
 }
 
+TEST(a_file_that_is_missing_or_unreadable_is_never_stored_again) {
+    model m;
+    m.folded_size = 64;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    for (const char * kind : { ".seg", ".anc" }) {
+        for (const bool is_missing : { true, false }) {
+            failing_env disk;
+            auto        s = open(disk, m.options());
+            CHECK(m.save(*s, tokens).is_ok());
+            const std::string path = files_with(disk, kind).front();
+            if (is_missing) {
+                disk.erase(path);
+            } else {
+                disk.no_open = path;
+            }
+            CHECK(m.restore(*s, tokens) == 0);
+            CHECK(counted(s->stats().values, damage::incomplete) == is_missing);
+            CHECK((s->stats().values.read_errors == 0) == is_missing);
+            CHECK(s->damaged().size() == 1);
+            disk.no_open = "";
+            CHECK(m.save(*s, tokens).is_ok());
+            CHECK(m.restore(*s, tokens) == 64);
+            CHECK(counts_what_is_there(*s, disk));
+        }
+    }
+}
+
+TEST(one_refused_read_throws_state_away) {
+    failing_env disk;
+    model       m;
+    m.bytes_per_token = 400 << 10; // read in several parts
+    const std::vector<token> tokens = random_tokens(1, 64);
+    auto s = open(disk, m.options());
+    CHECK(m.save(*s, tokens).is_ok());
+    disk.no_open = ".seg";
+    loaded_state state;
+    CHECK(s->load(m.lookup(*s, tokens), tokens.data(), tokens.size(), state).is_io_error());
+    disk.no_open = "";
+    CHECK(m.restore(*s, tokens) == 64);
+    // Removed while it is being restored: nothing is damaged.
+    const match held  = m.lookup(*s, tokens);
+    uint64_t    freed = 0;
+    CHECK(s->remove_conversation({}, conversation_hash(tokens.data(), tokens.size()), freed).is_ok());
+    CHECK(s->load(held, tokens.data(), tokens.size(), state).is_miss());
+    CHECK(s->stats().values.damaged_total() == 0 && s->damaged().empty());
+}
+
 TEST(what_is_set_aside_counts_twice) {
     const small_store base;
     auto              disk = base.disk.clone();

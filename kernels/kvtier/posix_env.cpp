@@ -31,7 +31,10 @@ status from_errno(const std::string & path, const char * what, int code) {
         case ENOENT:
         case ENOTDIR: return status::miss(text);
         case ENOSPC:
-        case EDQUOT:  return status::no_space(text);
+        case EDQUOT:
+        case EMFILE: // of handles or memory there may be too few at the moment: no file is at fault
+        case ENFILE:
+        case ENOMEM:  return status::no_space(text);
         case ELOOP:   return status::corrupt(damage::wrong_type, path + ": a link where a file belongs");
         default:      return status::io_error(text);
     }
