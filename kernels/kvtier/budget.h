@@ -7,6 +7,7 @@
 // Thread safety: all functions may be called at any time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -46,13 +47,13 @@ public:
 
     void release(uint64_t bytes) {
         std::lock_guard<std::mutex> guard(mu);
-        used_ -= bytes < used_ ? bytes : used_;
+        used_ -= std::min(used_, bytes);
     }
 
     // Another model's folder, which no store of this process has open.
     void set_foreign(const std::string & name, uint64_t bytes) {
         std::lock_guard<std::mutex> guard(mu);
-        used_ -= foreign[name];
+        used_ -= std::min(used_, foreign[name]);
         foreign[name] = bytes;
         used_ += bytes;
     }

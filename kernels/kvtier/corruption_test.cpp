@@ -360,6 +360,72 @@ TEST(what_is_set_aside_counts_twice) {
     CHECK(counts_what_is_there(*s, *disk));
 }
 
+TEST(a_folder_that_cannot_be_read_shuts_the_store) {
+    failing_env disk;
+    model       m, bob;
+    bob.user = "bob";
+    const std::vector<token> tokens = random_tokens(1, 64);
+    {
+        auto s = open(disk, m.options());
+        CHECK(m.save(*s, tokens).is_ok());
+        CHECK(bob.save(*s, tokens).is_ok());
+    }
+    const std::string aside = "/cache/" + hex(m.options().fingerprint) + "/quarantine";
+    disk.put_folder(aside);
+    disk.put_folder(aside + "/x");
+    for (const std::string & closed : { std::string("/u/"), aside }) {
+        disk.no_list = closed;
+        std::unique_ptr<store> s;
+        CHECK(store::open(disk, m.options(), s).is_ok());
+        CHECK(s != nullptr && m.restore(*s, tokens) == 64);
+        CHECK(s != nullptr && bob.restore(*s, tokens) == (closed == aside ? 64u : 0u));
+    }
+}
+
+TEST(a_refused_file_that_is_replaced_stays_counted) {
+    model m;
+    m.folded_size = 20000;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    for (const char * kind : { ".anc", ".seg", "ckpt-", "index.bin" }) {
+        for (const bool is_newer : { true, false }) {
+            failing_env disk;
+            CHECK(m.save(*open(disk, m.options()), tokens).is_ok());
+            const std::string path  = files_with(disk, kind).front();
+            std::string       bytes = disk.get(path);
+            if (is_newer) {
+                bytes[format::header_version] = 2;
+                disk.put(path, bytes);
+            } else {
+                disk.no_open = path;
+            }
+            auto s = open(disk, m.options());
+            CHECK(counts_what_is_there(*s, disk));
+            disk.no_open = "";
+            CHECK(m.save(*s, tokens).is_ok());
+            CHECK(m.restore(*s, tokens) == 64);
+            CHECK(counts_what_is_there(*s, disk));
+            CHECK(disk.get(path) == bytes || !contains(path, "ckpt-")); // the new one has another number
+        }
+    }
+}
+
+TEST(damaged_files_that_cannot_be_set_aside_fill_the_budget) {
+    failing_env disk;
+    model       m;
+    m.bytes_per_token = 256;
+    store_options o = m.options();
+    CHECK(m.save(*open(disk, o), random_tokens(1, 640)).is_ok());
+    for (const std::string & path : files_with(disk, ".seg")) {
+        disk.put(path, std::string(disk.get(path).size(), 'x'));
+    }
+    disk.no_make = "/quarantine";
+    o.max_bytes  = 180 << 10;
+    auto s = open(disk, o);
+    CHECK(counts_what_is_there(*s, disk));
+    CHECK(m.save(*s, random_tokens(2, 64)).is_ok());
+    CHECK(counts_what_is_there(*s, disk));
+}
+
 TEST(inspecting_a_damaged_store_changes_it) {
     const small_store base;
     auto              disk = base.disk.clone();

@@ -111,10 +111,11 @@ public:
 env & posix_env();
 
 // Disk space that a tree of files takes, with folders, counted as the store counts it (see disk_size in budget.h).
-// Links are counted, never followed.
+// Links are counted, never followed. A folder that cannot be read is passed over; the first such problem is returned.
 status measure_tree(env & e, const std::string & path, uint64_t & bytes);
 
-// Removes a tree; links in it are removed, never followed. bytes, if given, grows by what was freed.
+// Removes a tree; links in it are removed, never followed. What cannot be removed stays, the rest goes, and the first
+// problem is returned. bytes, if given, grows by what was freed.
 status remove_tree(env & e, const std::string & path, uint64_t * bytes);
 
 } // namespace kvtier

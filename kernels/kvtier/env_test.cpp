@@ -227,6 +227,28 @@ TEST(large_state_comes_back_from_a_disk_as_another) {
     }
 }
 
+TEST(one_file_that_stays_keeps_the_rest_of_a_tree) {
+    failing_env disk;
+    disk.put_folder("/tree");
+    disk.put_folder("/tree/1-closed");
+    disk.put_folder("/tree/2-open");
+    disk.put("/tree/1-stuck", "x");
+    disk.put("/tree/2-open/large", std::string(9 * disk_block, 'x'));
+    disk.put("/tree/3-small", "x");
+    disk.no_remove = "1-stuck";
+    disk.no_list   = "1-closed";
+    uint64_t bytes = 0, freed = 0;
+    CHECK(measure_tree(disk, "/tree", bytes).is_io_error());
+    CHECK(bytes == disk.disk_bytes());
+    CHECK(remove_tree(disk, "/tree", &freed).is_io_error());
+    CHECK(disk.files() == std::vector<std::string>{ "/tree/1-stuck" });
+    CHECK(freed == bytes - disk.disk_bytes());
+    disk.no_remove = "";
+    CHECK(remove_tree(disk, "/tree", &freed).is_ok());
+    CHECK(freed == bytes);
+    CHECK(remove_tree(disk, "/tree", &freed).is_miss());
+}
+
 TEST(names_take_what_they_did_not_give) {
     uint64_t id     = 0;
     uint32_t number = 0;

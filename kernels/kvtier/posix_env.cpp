@@ -422,26 +422,40 @@ env & posix_env() {
     return *instance;
 }
 
+namespace {
+
+// The first problem of many; what is gone meanwhile is none.
+class first_problem {
+public:
+    bool met(const status & s) {
+        if (first.is_ok() && !s.is_miss()) {
+            first = s;
+        }
+        return !s.is_ok();
+    }
+    const status & get() const { return first; }
+
+private:
+    status first = status::ok();
+};
+
+} // namespace
+
 // Folders are taken from a list instead of by recursion: a hostile tree may be deeper than the stack.
 status measure_tree(env & e, const std::string & path, uint64_t & bytes) {
     bytes = 0;
+    first_problem            problem;
     std::vector<std::string> folders = { path };
     std::vector<dir_entry>   entries;
     while (!folders.empty()) {
         const std::string folder = std::move(folders.back());
         folders.pop_back();
         uint64_t size = 0;
-        status   s    = e.folder_size(folder, size);
-        if (s.is_ok()) {
-            s = e.list_dir(folder, entries);
-        }
-        if (s.is_miss()) {
-            continue; // gone since
-        }
-        if (!s.is_ok()) {
-            return s;
+        if (problem.met(e.folder_size(folder, size))) {
+            continue;
         }
         bytes += size;
+        problem.met(e.list_dir(folder, entries));
         for (const dir_entry & entry : entries) {
             if (entry.type == file_type::folder) {
                 folders.push_back(folder + "/" + entry.name);
@@ -450,46 +464,41 @@ status measure_tree(env & e, const std::string & path, uint64_t & bytes) {
             }
         }
     }
-    return status::ok();
+    return problem.get();
 }
 
 status remove_tree(env & e, const std::string & path, uint64_t * bytes) {
+    first_problem            problem;
     std::vector<std::string> folders = { path };
     std::vector<uint64_t>    sizes; // of the folders
     std::vector<dir_entry>   entries;
+    uint64_t                 freed = 0;
     for (size_t i = 0; i < folders.size(); i++) {
         const std::string folder = folders[i];
-        uint64_t size = 0;
-        if (status s = e.folder_size(folder, size); !s.is_ok()) {
-            return s;
+        const status      looked = e.folder_size(folder, sizes.emplace_back(0));
+        if (i == 0 && looked.is_miss()) {
+            return looked;
         }
-        sizes.push_back(size);
-        if (status s = e.list_dir(folder, entries); !s.is_ok()) {
-            return s;
-        }
+        problem.met(looked);
+        problem.met(e.list_dir(folder, entries));
         for (const dir_entry & entry : entries) {
             const std::string child = folder + "/" + entry.name;
             if (entry.type == file_type::folder) {
                 folders.push_back(child);
-                continue;
-            }
-            if (status s = e.remove_file(child); !s.is_ok() && !s.is_miss()) {
-                return s;
-            }
-            if (bytes != nullptr) {
-                *bytes += disk_size(entry.size);
+            } else if (!problem.met(e.remove_file(child))) {
+                freed += disk_size(entry.size);
             }
         }
     }
     for (size_t i = folders.size(); i-- > 0;) {
-        if (status s = e.remove_dir(folders[i]); !s.is_ok() && !s.is_miss()) {
-            return s;
-        }
-        if (bytes != nullptr) {
-            *bytes += sizes[i];
+        if (!problem.met(e.remove_dir(folders[i]))) {
+            freed += sizes[i];
         }
     }
-    return status::ok();
+    if (bytes != nullptr) {
+        *bytes += freed;
+    }
+    return problem.get();
 }
 
 } // namespace kvtier

@@ -355,8 +355,7 @@ status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) 
     if (name_space != key{}) {
         uint64_t rest = 0;
         const status removed = remove_tree(s.e, s.folder_of(name_space), &rest);
-        s.forget_gone_folders(s.folder_of(name_space));
-        s.discharge(rest);
+        s.discharge_gone(s.folder_of(name_space));
         bytes_freed += rest;
         if (!removed.is_ok() && !removed.is_miss()) {
             return removed;

@@ -54,28 +54,30 @@ void store_state::refuse(const std::string & folder, const dir_entry & entry, co
         size = disk_block;
     }
     charge(size);
-    if (!why.is_damaged()) {
+    if (why.is_damaged()) {
+        count.count_damage(why.reason());
+        note(path, why);
+    } else {
         count.read_errors++;
-        return;
     }
-    count.count_damage(why.reason());
-    note(path, why);
-    if (!options.inspect && !why.is_incompatible()) {
+    if (why.is_corrupt() && !options.inspect) {
         set_aside(folder, entry.name, size);
+    } else {
+        leave(path, size);
     }
 }
 
 void store_state::remove_unfinished(const std::string & folder, const dir_entry & entry) {
     count.temporary_removed++;
-    if (options.inspect) {
-        charge(disk_size(entry.size));
-        return;
-    }
     const std::string path = names::join(folder, entry.name);
-    const status s = entry.type == file_type::folder ? remove_tree(e, path, nullptr) : e.remove_file(path);
-    if (!s.is_ok() && !s.is_miss()) {
-        charge(disk_size(entry.size));
+    if (!options.inspect) {
+        const status s = entry.type == file_type::folder ? remove_tree(e, path, nullptr) : e.remove_file(path);
+        if (s.is_ok() || s.is_miss()) {
+            return;
+        }
     }
+    charge(disk_size(entry.size));
+    leave(path, disk_size(entry.size));
 }
 
 static status wrong_type() {
@@ -281,8 +283,8 @@ void store_state::scan_conversation(const key & name_space, uint64_t hash) {
     turn = std::max(turn, slot->last_turn);
     if (slot->checkpoints.empty()) {
         if (!options.inspect) {
-            if (slot->index_size > 0 && e.remove_file(names::join(folder, names::index_file)).is_ok()) {
-                discharge(disk_size(slot->index_size));
+            if (slot->index_size > 0) {
+                remove_or_leave(names::join(folder, names::index_file), disk_size(slot->index_size));
             }
             if (e.remove_dir(folder).is_ok()) {
                 discharge_folder(folder);
@@ -322,9 +324,7 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
             has_quarantine = true;
             recount_folder(path);
             const uint64_t counted = quarantine_bytes; // set aside a moment ago, from a folder that was scanned before
-            if (status s = measure_tree(e, path, quarantine_bytes); !s.is_ok()) {
-                return s;
-            }
+            (void) measure_tree(e, path, quarantine_bytes).is_ok(); // as far as it can be read
             uint64_t folder_size = 0;
             (void) e.folder_size(path, folder_size).is_ok();
             quarantine_bytes -= std::min(quarantine_bytes, folder_size);
@@ -339,6 +339,7 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
             charge(disk_block);
         } else if (entry.name[0] == '.') {
             charge(disk_size(entry.size)); // a desktop's, not ours
+            leave(path, disk_size(entry.size));
         } else {
             key        k;
             uint64_t   number;
@@ -413,8 +414,9 @@ status store_state::recover() {
         for (const dir_entry & entry : users) {
             key user;
             if (entry.type == file_type::folder && parse_hex(entry.name, user) && user != key{}) {
-                if (status s = scan_name_space(user, found); !s.is_ok()) {
-                    return s;
+                // A folder that cannot be read is its user's loss alone. It is counted for itself.
+                if (!scan_name_space(user, found).is_ok()) {
+                    recount_folder(folder_of(user));
                 }
             } else {
                 refuse(users_dir, entry, misplaced("not the folder of a user"));

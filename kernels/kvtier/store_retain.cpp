@@ -15,9 +15,11 @@ void store_state::charge(uint64_t bytes) {
     own_bytes += bytes;
 }
 
+// Never more than it has: what others count is not its to give back.
 void store_state::discharge(uint64_t bytes) {
+    bytes = std::min(bytes, own_bytes);
     budget->release(bytes);
-    own_bytes -= std::min(own_bytes, bytes);
+    own_bytes -= bytes;
 }
 
 // Counts a folder for what it takes now. One that cannot be looked at stays counted as it was.
@@ -55,24 +57,55 @@ uint64_t store_state::discharge_folder(const std::string & path) {
     return counted;
 }
 
-// After remove_tree, which says itself what it freed.
-void store_state::forget_gone_folders(const std::string & tree) {
+void store_state::leave(const std::string & path, uint64_t bytes) {
+    leftovers[path] += bytes;
+}
+
+static bool is_in(const std::string & path, const std::string & tree) {
+    return path.compare(0, tree.size(), tree) == 0 && (path.size() == tree.size() || path[tree.size()] == '/');
+}
+
+// After remove_tree. Only what was counted is given back: files may lie there that nobody has seen before.
+void store_state::discharge_gone(const std::string & tree) {
     std::vector<std::string> known;
+    doomed_files             waiting;
     {
-        std::shared_lock<std::shared_mutex> guard(mu);
+        std::unique_lock<std::shared_mutex> guard(mu);
         for (auto it = folders.lower_bound(tree); it != folders.end() && it->first.compare(0, tree.size(), tree) == 0; ++it) {
-            if (it->first.size() == tree.size() || it->first[tree.size()] == '/') {
+            if (is_in(it->first, tree)) {
                 known.push_back(it->first);
             }
         }
+        waiting.swap(deferred);
     }
     for (const std::string & path : known) {
         uint64_t size = 0;
         if (e.folder_size(path, size).is_miss()) {
-            std::unique_lock<std::shared_mutex> guard(mu);
-            folders.erase(path);
+            discharge_folder(path);
         }
     }
+    const auto is_gone = [&](const std::string & path) {
+        std::unique_ptr<readable_file> file;
+        return is_in(path, tree) && e.open_file(path, file).is_miss();
+    };
+    for (auto it = leftovers.lower_bound(tree); it != leftovers.end() && it->first.compare(0, tree.size(), tree) == 0;) {
+        if (is_gone(it->first)) {
+            discharge(it->second);
+            it = leftovers.erase(it);
+        } else {
+            ++it;
+        }
+    }
+    doomed_files left;
+    for (doomed_file & file : waiting) {
+        if (!file.is_folder && is_gone(names::join(file.folder, file.name))) {
+            discharge(disk_size(file.size));
+        } else {
+            left.push_back(std::move(file));
+        }
+    }
+    std::unique_lock<std::shared_mutex> guard(mu);
+    deferred.insert(deferred.end(), left.begin(), left.end());
 }
 
 uint64_t store_state::turn_of(const key & name_space) const {
@@ -210,9 +243,20 @@ void store_state::forget_conversation(conversation & c, doomed_files & out) {
     }
 }
 
+void store_state::remove_or_leave(const std::string & path, uint64_t bytes) {
+    if (const status removed = e.remove_file(path); removed.is_ok() || removed.is_miss()) {
+        discharge(bytes);
+    } else {
+        leave(path, bytes);
+    }
+}
+
+// What the disk refuses to remove is tried again by the next writer.
 uint64_t store_state::remove_files(const doomed_files & files) {
     uint64_t              freed = 0;
     std::set<std::string> touched;
+    std::set<std::string> kept; // folders in which something stays
+    doomed_files          again;
     for (size_t i = 0; i < files.size(); i++) {
         const doomed_file & file = files[i];
         const std::string   path = names::join(file.folder, file.name);
@@ -220,14 +264,18 @@ uint64_t store_state::remove_files(const doomed_files & files) {
             set_aside(file.folder, file.name, disk_size(file.size));
             continue;
         }
-        const status s = file.is_folder ? e.remove_dir(path) : e.remove_file(path);
+        const status s    = file.is_folder ? e.remove_dir(path) : e.remove_file(path);
+        const bool   gone = s.is_ok() || s.is_miss();
         touched.insert(file.folder);
-        if ((s.is_ok() || s.is_miss()) && file.is_folder) {
+        if (gone && file.is_folder) {
             freed += discharge_folder(path);
             touched.erase(path);
-        } else if (s.is_ok() || s.is_miss()) {
+        } else if (gone) {
             discharge(disk_size(file.size));
             freed += disk_size(file.size);
+        } else if (!file.is_folder || kept.count(path) != 0) { // a folder with other things in it is none of ours to remove
+            again.push_back(file);
+            kept.insert(file.folder);
         }
         const bool last_of_folder = i + 1 == files.size() || files[i + 1].folder != file.folder || !files[i + 1].sync;
         if (file.sync && last_of_folder && s.is_ok()) {
@@ -238,26 +286,32 @@ uint64_t store_state::remove_files(const doomed_files & files) {
     for (const std::string & folder : touched) {
         recount_folder(folder);
     }
+    if (!again.empty()) {
+        std::unique_lock<std::shared_mutex> guard(mu);
+        deferred.insert(deferred.end(), again.begin(), again.end());
+    }
     return freed;
 }
 
 // The bytes stay counted: they only move.
 void store_state::set_aside(const std::string & folder, const std::string & name, uint64_t size) {
     const std::string aside = names::join(model_dir, names::quarantine);
-    if (!has_quarantine) {
-        if (!e.make_dir(aside).is_ok()) {
-            return; // it stays where it is, unused
-        }
-        has_quarantine = true;
+    const std::string path  = names::join(folder, name);
+    if (!has_quarantine && !e.make_dir(aside).is_ok()) { // rather gone than in the way, and counted, for ever
+        remove_or_leave(path, size);
+        return;
     }
+    has_quarantine = true;
     // A name may be as long as the system allows; what is added in front must still fit.
     const std::string target = names::join(aside, std::to_string(e.now_ms()) + "-" + std::to_string(next_quarantine++) +
                                                   "-" + name.substr(0, 100));
-    const status moved = e.rename(names::join(folder, name), target);
+    const status moved = e.rename(path, target);
     if (moved.is_ok()) {
         quarantine_bytes += size;
     } else if (moved.is_miss()) {
         discharge(size);
+    } else {
+        leave(path, size);
     }
     recount_folder(aside);
 }

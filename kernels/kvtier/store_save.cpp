@@ -34,9 +34,12 @@ status store_state::make_folder(const std::string & parent, const std::string & 
     return s;
 }
 
-// A file that was to be removed has been replaced by one that is wanted: the removal is off, and the old bytes are gone.
+// A file of no use has been replaced by one that is wanted. If it was to be removed, that is off; its bytes are gone.
 void store_state::forget_replaced(const std::string & folder, const std::string & name) {
     uint64_t replaced = 0;
+    if (const auto node = leftovers.extract(names::join(folder, name))) {
+        replaced = node.mapped();
+    }
     {
         std::unique_lock<std::shared_mutex> guard(mu);
         const auto is_replaced = [&](const doomed_file & file) {
@@ -83,10 +86,7 @@ status store_state::write_file(const std::string & folder, const std::string & n
     recount_folder(folder);
     discharge(folder_growth);
     if (!s.is_ok()) {
-        // What cannot be removed stays counted.
-        if (const status removed = e.remove_file(temp); removed.is_ok() || removed.is_miss()) {
-            discharge(disk_size(size));
-        }
+        remove_or_leave(temp, disk_size(size));
         return s;
     }
     forget_replaced(folder, name);
@@ -141,8 +141,8 @@ status store_state::write_index(const conversation_id & id) {
     if (replaced > 0) {
         discharge(disk_size(replaced));
     }
-    if (gone && s.is_ok() && e.remove_file(names::join(folder, names::index_file)).is_ok()) {
-        discharge(disk_size(bytes.size()));
+    if (gone && s.is_ok()) {
+        remove_or_leave(names::join(folder, names::index_file), disk_size(bytes.size()));
     }
     return s;
 }
@@ -467,6 +467,9 @@ status store_state::save_checkpoint(const save_request & request, const key & na
         is_new        = found == conversations.end();
         record.number = is_new ? 1 : found->second->next_number;
     }
+    while (leftovers.count(names::join(folder, names::checkpoint(record.number))) != 0) {
+        record.number++; // that one is for a newer program, or could not be read
+    }
     record.header.fingerprint = options.fingerprint;
     record.header.name_space  = name_space;
     record.header.root        = root_key(request.root);
@@ -499,8 +502,8 @@ status store_state::save_checkpoint(const save_request & request, const key & na
     if (s.is_ok()) {
         count.syncs++;
         s = e.sync_dir(folder);
-        if (!s.is_ok() && e.remove_file(names::join(folder, names::checkpoint(record.number))).is_ok()) {
-            discharge(disk_size(bytes.size())); // the next one takes its number
+        if (!s.is_ok()) { // the next one takes its number
+            remove_or_leave(names::join(folder, names::checkpoint(record.number)), disk_size(bytes.size()));
         }
     }
     if (!s.is_ok()) {

@@ -87,6 +87,7 @@ struct store_state {
     uint64_t                  next_temp = 1;
     uint64_t                  next_segment = 1;
     uint64_t                  own_bytes = 0;      // what this store has in the budget
+    std::map<std::string, uint64_t> leftovers;    // files of no use that stay where they are: what each is counted for
     bool                      has_quarantine = false;
     uint64_t                  quarantine_bytes = 0; // without the folder itself
     uint64_t                  next_quarantine  = 1;
@@ -150,7 +151,9 @@ struct store_state {
     void   discharge(uint64_t bytes);
     void   recount_folder(const std::string & path);
     uint64_t discharge_folder(const std::string & path);
-    void   forget_gone_folders(const std::string & tree);
+    void   leave(const std::string & path, uint64_t bytes); // that are counted
+    void   remove_or_leave(const std::string & path, uint64_t bytes);
+    void   discharge_gone(const std::string & tree);
     uint64_t turn_of(const key & name_space) const;               // mu held
 };
 

@@ -456,6 +456,44 @@ TEST(every_failing_call_of_a_users_removal_leaves_bytes_counted) {
     }
 }
 
+TEST(a_file_that_could_not_be_removed_stays_for_ever) {
+    failing_env disk;
+    const model m;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    const uint64_t           hash   = conversation_hash(tokens.data(), tokens.size());
+    auto           s        = open(disk, m.options());
+    const uint64_t at_first = disk.files().size();
+    for (const char * kind : { ".seg", "ckpt-" }) {
+        CHECK(m.save(*s, tokens).is_ok());
+        disk.no_remove = kind;
+        uint64_t freed = 0;
+        CHECK(s->remove_conversation({}, hash, freed).is_ok());
+        CHECK(disk.files().size() == at_first + 1);
+        CHECK(counts_what_is_there(*s, disk));
+        disk.no_remove = "";
+        CHECK(s->gc(freed).is_ok());
+        CHECK(disk.files().size() == at_first);
+        CHECK(!disk.exists("/cache/" + hex(m.options().fingerprint) + "/" + hex(hash)));
+        CHECK(counts_what_is_there(*s, disk));
+    }
+}
+
+TEST(removing_a_user_gives_back_what_was_never_counted) {
+    fault_env disk;
+    model     alice, m;
+    alice.user = "alice";
+    auto s = open(disk, m.options());
+    for (uint64_t i = 0; i < 20; i++) {
+        CHECK(m.save(*s, random_tokens(i, 64)).is_ok());
+    }
+    CHECK(alice.save(*s, random_tokens(1, 64)).is_ok());
+    disk.put(files_with(disk, "/u/").front() + "-copy", std::string(100000, 'x'));
+    uint64_t freed = 0;
+    CHECK(s->remove_name_space(user_key("alice"), freed).is_ok());
+    CHECK(freed > 100000);
+    CHECK(counts_what_is_there(*s, disk));
+}
+
 TEST(verify_misses_a_flipped_bit_of_state) {
     fault_env disk;
     model     m;

@@ -223,6 +223,7 @@ struct failing_env : fault_env {
         return meets(path, no_open) ? refused(path) : fault_env::open_file(path, out);
     }
     status list_dir(const std::string & path, std::vector<dir_entry> & out) override {
+        out.clear();
         return meets(path, no_list) ? refused(path) : fault_env::list_dir(path, out);
     }
     status sync_dir(const std::string & path) override {
