@@ -110,6 +110,9 @@ public:
 // The real one. Never destroyed.
 env & posix_env();
 
+// Whether an open file still lies there under its name.
+bool is_file_at(const std::string & path, int fd);
+
 // Disk space that a tree of files takes, with folders, counted as the store counts it (see disk_size in budget.h).
 // Links are counted, never followed. A folder that cannot be read is passed over; the first such problem is returned.
 status measure_tree(env & e, const std::string & path, uint64_t & bytes);

@@ -227,6 +227,19 @@ TEST(large_state_comes_back_from_a_disk_as_another) {
     }
 }
 
+TEST(a_file_is_taken_for_another_of_its_name) {
+    temp_folder       folder;
+    const std::string path = folder.path + "/lock";
+    const int         fd   = ::open(path.c_str(), O_RDWR | O_CREAT, 0600);
+    CHECK(is_file_at(path, fd));
+    CHECK(posix_env().rename(path, path + "-moved").is_ok());
+    CHECK(!is_file_at(path, fd));
+    std::unique_ptr<file_lock> lock;
+    CHECK(posix_env().lock_file(path, lock).is_ok());
+    CHECK(!is_file_at(path, fd));
+    ::close(fd);
+}
+
 TEST(one_file_that_stays_keeps_the_rest_of_a_tree) {
     failing_env disk;
     disk.put_folder("/tree");

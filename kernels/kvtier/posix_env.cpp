@@ -377,6 +377,20 @@ public:
     }
 
     status lock_file(const std::string & path, std::unique_ptr<file_lock> & out) override {
+        constexpr int max_attempts = 10; // each but the last met a folder that was being removed
+        status        s = status::ok();
+        for (int i = 0; i < max_attempts; i++) {
+            s = try_lock(path, out);
+            if (!s.is_ok() || out != nullptr) {
+                return s;
+            }
+        }
+        return status::io_error(path + ": is replaced again and again");
+    }
+
+    // Ok without a lock: what was locked does not lie there any more.
+    static status try_lock(const std::string & path, std::unique_ptr<file_lock> & out) {
+        out.reset();
         const int fd = open_retrying(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0600);
         if (fd < 0) {
             return from_errno(path, "open lock", errno);
@@ -390,6 +404,9 @@ public:
             const ssize_t n        = ::pread(fd, text, sizeof(text) - 1, 0);
             const long    pid      = n > 0 ? std::strtol(text, nullptr, 10) : 0;
             return status::busy(path + ": held by process " + (pid > 0 ? std::to_string(pid) : "(unknown)"));
+        }
+        if (!is_file_at(path, fd)) {
+            return status::ok();
         }
         // Only for the message above: a failure to write it is no reason to refuse.
         const std::string pid = std::to_string(static_cast<long>(::getpid())) + "\n";
@@ -416,6 +433,12 @@ public:
 };
 
 } // namespace
+
+bool is_file_at(const std::string & path, int fd) {
+    struct stat opened, found;
+    return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &found) == 0 && opened.st_dev == found.st_dev &&
+           opened.st_ino == found.st_ino;
+}
 
 env & posix_env() {
     static posix_env_impl * const instance = new posix_env_impl;

@@ -11,6 +11,24 @@ store_state::store_state(env & e, const store_options & o)
       budget(o.budget != nullptr ? o.budget : std::make_shared<disk_budget>(o.max_bytes)),
       ram(o.ram_bytes, o.windows) {}
 
+// Another process may be removing the folder: it is made again then.
+status store_state::take_lock() {
+    constexpr int max_attempts = 10;
+    status        s = status::ok();
+    for (int i = 0; i < max_attempts; i++) {
+        if (!options.inspect) {
+            if (s = e.make_dir(model_dir); !s.is_ok()) {
+                return s;
+            }
+        }
+        s = e.lock_file(names::join(model_dir, names::lock_file), lock);
+        if (!s.is_miss() || options.inspect) {
+            return s;
+        }
+    }
+    return s;
+}
+
 store::store(std::unique_ptr<store_state> state) : state(std::move(state)) {}
 
 status store::open(env & e, const store_options & options, std::unique_ptr<store> & out) {
@@ -26,11 +44,8 @@ status store::open(env & e, const store_options & options, std::unique_ptr<store
         }
         // The root may be new, so its name must last too. That its folder is somebody else's is no reason to fail.
         (void) e.sync_dir(names::parent(root)).is_ok();
-        if (status s = e.make_dir(state->model_dir); !s.is_ok()) {
-            return s;
-        }
     }
-    if (status s = e.lock_file(names::join(state->model_dir, names::lock_file), state->lock); !s.is_ok()) {
+    if (status s = state->take_lock(); !s.is_ok()) {
         return s;
     }
     if (!options.inspect) {

@@ -180,4 +180,7 @@ private:
 // Fingerprints that have a folder under root_dir.
 status list_models(env & e, const std::string & root_dir, std::vector<key> & out);
 
+// Removes all that is stored of a model. Busy when a process has it open. bytes_freed grows by what was freed.
+status remove_model(env & e, const std::string & root_dir, const key & fingerprint, uint64_t & bytes_freed);
+
 } // namespace kvtier

@@ -353,56 +353,6 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
     return status::ok();
 }
 
-// Other models' folders count against the budget too. They get at most half of it: the oldest go first, unless a
-// process holds them.
-void store_state::count_foreign() {
-    struct other {
-        std::string name;
-        uint64_t    bytes;
-        int64_t     used_ms;
-    };
-    std::vector<dir_entry> entries;
-    if (!e.list_dir(options.root_dir, entries).is_ok()) {
-        return;
-    }
-    std::vector<other> others;
-    uint64_t           total = 0;
-    for (const dir_entry & entry : entries) {
-        key k;
-        if (entry.type != file_type::folder || !parse_hex(entry.name, k) || k == options.fingerprint ||
-            budget->is_owned(entry.name)) {
-            continue;
-        }
-        const std::string path = names::join(options.root_dir, entry.name);
-        other             o    = { entry.name, 0, entry.modified_ms };
-        if (!measure_tree(e, path, o.bytes).is_ok()) {
-            continue;
-        }
-        std::vector<dir_entry> inside;
-        if (e.list_dir(path, inside).is_ok()) {
-            for (const dir_entry & i : inside) {
-                o.used_ms = i.name == names::lock_file ? i.modified_ms : o.used_ms; // written at each opening
-            }
-        }
-        total += o.bytes;
-        others.push_back(std::move(o));
-    }
-    std::sort(others.begin(), others.end(), [](const other & a, const other & b) { return a.used_ms < b.used_ms; });
-    for (other & o : others) {
-        const std::string path = names::join(options.root_dir, o.name);
-        if (total > budget->limit() / 2 && !options.inspect) {
-            std::unique_ptr<file_lock> held;
-            uint64_t                   freed = 0;
-            if (e.lock_file(names::join(path, names::lock_file), held).is_ok() && remove_tree(e, path, &freed).is_ok()) {
-                count.evicted_bytes += freed;
-                total -= std::min(total, o.bytes);
-                o.bytes = 0;
-            }
-        }
-        budget->set_foreign(o.name, o.bytes);
-    }
-}
-
 status store_state::recover() {
     scan_result found;
     if (status s = scan_name_space(key{}, found); !s.is_ok()) {

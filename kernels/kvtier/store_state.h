@@ -103,6 +103,8 @@ struct store_state {
     doomed_files                                                 deferred; // found by readers, left to the next writer
     mutable std::atomic<uint64_t>                                n_lookups{ 0 };
 
+    status take_lock();
+
     // store_recover.cpp: opening
     status recover();
     status scan_name_space(const key & name_space, struct scan_result & found);
@@ -113,11 +115,14 @@ struct store_state {
     void   scan_conversation(const key & name_space, uint64_t hash);
     void   scan_checkpoint(conversation & c, const std::string & folder, const dir_entry & entry);
     void   scan_index(conversation & c, const std::string & folder, const dir_entry & entry);
-    void   count_foreign();
     bool   is_own(const file_header & header, const key & name_space) const;
     void   refuse(const std::string & folder, const dir_entry & entry, const status & why);
     void   remove_unfinished(const std::string & folder, const dir_entry & entry);
     status read_head(const std::string & path, uint16_t kind, uint64_t & file_size, std::vector<uint8_t> & out) const;
+
+    // store_models.cpp: what other models take
+    void   count_foreign();
+    void   count_removed(const std::string & name);
 
     // store_save.cpp: writing
     std::string folder_of(const key & name_space) const;
