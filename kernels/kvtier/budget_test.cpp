@@ -204,6 +204,50 @@ TEST(a_save_larger_than_the_budget_empties_the_store) {
     CHECK(m.restore(*s, small) == 50);
 }
 
+TEST(what_cannot_be_evicted_drives_everything_else_out) {
+    model m;
+    m.bytes_per_token = 64;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    const std::string        root   = root_dir;
+    const std::string        own    = names::join(root, hex(m.options().fingerprint));
+    const std::string        other  = names::join(root, std::string(32, 'a')); // a running server's
+    for (const std::string & large : { names::join(own, ".large"), names::join(other, "large") }) {
+        fault_env disk;
+        CHECK(m.save(*open(disk, m.options()), tokens).is_ok());
+        disk.put_folder(other);
+        disk.put(large, std::string(900000, 'x'));
+        std::unique_ptr<file_lock> held;
+        CHECK(disk.lock_file(names::join(other, names::lock_file), held).is_ok());
+        store_options o = m.options();
+        o.max_bytes = 800000;
+        auto s = open(disk, o);
+        CHECK(m.restore(*s, tokens) == 64);
+        CHECK(m.save(*s, random_tokens(2, 64)).is_no_space());
+        uint64_t freed = 0;
+        CHECK(s->gc(freed).is_ok());
+        CHECK(m.restore(*s, tokens) == 64);
+    }
+}
+
+TEST(a_hole_counts_as_what_it_is_not) {
+    temp_folder   folder;
+    unsynced_env  disk;
+    const model   m;
+    store_options o = m.options();
+    o.root_dir  = folder.path + "/cache";
+    o.max_bytes = 64 << 20;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    CHECK(m.save(*open(disk, o), tokens).is_ok());
+    const std::string path = names::join(names::join(o.root_dir, hex(o.fingerprint)), ".hidden");
+    std::unique_ptr<writable_file> file;
+    CHECK(disk.create_file(path, file).is_ok());
+    CHECK(::truncate(path.c_str(), off_t(1) << 40) == 0);
+    auto s = open(disk, o);
+    CHECK(s->stats().disk_bytes < 1 << 20);
+    CHECK(m.restore(*s, tokens) == 64);
+    CHECK(m.save(*s, random_tokens(2, 64)).is_ok());
+}
+
 TEST(shared_pages_go_before_single_ones) {
     fault_env     disk;
     model         m;

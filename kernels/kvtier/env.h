@@ -31,7 +31,7 @@ enum class file_type : uint8_t { file, folder, other };
 struct dir_entry {
     std::string name;
     file_type   type;
-    uint64_t    size; // of a file; 0 for the rest
+    uint64_t    size; // that a file takes on disk: of one with holes less than its length; 0 for the rest
     int64_t     modified_ms;
 };
 

@@ -267,6 +267,11 @@ private:
     descriptor fd; // closing it gives the lock back
 };
 
+// Holes take no space. More blocks than bytes are room that a file system keeps for a moment.
+uint64_t space_of(const struct stat & info) {
+    return std::min(static_cast<uint64_t>(info.st_size), static_cast<uint64_t>(info.st_blocks) * 512);
+}
+
 class posix_env_impl : public env {
 public:
     status open_file(const std::string & path, std::unique_ptr<readable_file> & out) override {
@@ -337,7 +342,7 @@ public:
             entry.name        = found->d_name;
             entry.type        = S_ISREG(info.st_mode) ? file_type::file
                               : S_ISDIR(info.st_mode) ? file_type::folder : file_type::other;
-            entry.size        = S_ISREG(info.st_mode) ? static_cast<uint64_t>(info.st_size) : 0;
+            entry.size        = S_ISREG(info.st_mode) ? space_of(info) : 0;
             entry.modified_ms = static_cast<int64_t>(info.st_mtime) * 1000;
             out.push_back(std::move(entry));
         }

@@ -415,8 +415,7 @@ status store::gc(uint64_t & bytes_freed) {
     for (const key & name_space : everyone) {
         s.apply_limits(name_space, nullptr);
     }
-    while (s.budget->used() > s.budget->limit() && s.evict_one()) {
-    }
+    (void) s.free_room(0);
     s.flush_indexes();
     bytes_freed = before > s.own_bytes ? before - s.own_bytes : 0;
     return status::ok();

@@ -409,8 +409,7 @@ status store_state::recover() {
         for (const auto & [name_space, state] : name_spaces) {
             apply_limits(name_space, nullptr);
         }
-        while (budget->used() > budget->limit() && evict_one()) {
-        }
+        (void) free_room(0);
     }
     return status::ok();
 }

@@ -353,10 +353,27 @@ uint64_t store_state::empty_quarantine() {
     return freed;
 }
 
-bool store_state::evict_one() {
-    if (has_quarantine && empty_quarantine() > 0) {
-        return true;
+// What eviction could free at most.
+uint64_t store_state::evictable_bytes() const {
+    std::shared_lock<std::shared_mutex> guard(mu);
+    uint64_t bytes = 0;
+    for (const auto & [id, s] : segments) {
+        bytes += s->pins == 0 ? disk_size(s->file_size) : 0;
     }
+    for (const auto & [id, a] : anchors) {
+        bytes += a->pins == 0 ? disk_size(a->file_size) : 0;
+    }
+    for (const auto & [id, c] : conversations) { // their checkpoints go with the state
+        const auto folder = folders.find(names::join(folder_of(c->name_space), hex(c->hash)));
+        bytes += disk_size(c->index_size) + (folder == folders.end() ? 0 : folder->second);
+        for (const auto & [number, point] : c->checkpoints) {
+            bytes += disk_size(point->file_size);
+        }
+    }
+    return bytes;
+}
+
+bool store_state::evict_one() {
     std::shared_ptr<segment> worst_segment;
     std::shared_ptr<anchor>  worst_anchor;
     {
@@ -431,12 +448,28 @@ bool store_state::evict_one() {
     return freed > 0;
 }
 
-bool store_state::make_room(uint64_t bytes) {
-    if (bytes > budget->limit()) {
+// Evicts until there is room for so many bytes more, or not at all: when other files alone take too much, throwing away
+// what is stored would help nobody.
+bool store_state::free_room(uint64_t bytes) {
+    const auto has_room = [&](uint64_t used) { return bytes <= budget->limit() && used <= budget->limit() - bytes; };
+    if (!has_room(budget->used())) {
+        empty_quarantine();
+    }
+    const uint64_t used = budget->used();
+    if (!has_room(used) && !has_room(used - std::min(used, evictable_bytes()))) {
         return false;
     }
-    while (!budget->reserve(bytes)) {
+    while (!has_room(budget->used())) {
         if (!evict_one()) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool store_state::make_room(uint64_t bytes) {
+    while (!budget->reserve(bytes)) {
+        if (!free_room(bytes)) {
             return false;
         }
     }

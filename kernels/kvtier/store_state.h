@@ -140,7 +140,9 @@ struct store_state {
 
     // store_retain.cpp: removing
     bool   make_room(uint64_t bytes);                  // reserves them
+    bool   free_room(uint64_t bytes);
     bool   evict_one();
+    uint64_t evictable_bytes() const;
     void   forget_segment(segment & s, doomed_files & out);       // mu held
     void   forget_anchor(const std::shared_ptr<anchor> & a, doomed_files & out);
     void   forget_checkpoint(checkpoint & c, doomed_files & out);
