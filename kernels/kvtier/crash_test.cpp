@@ -1,5 +1,6 @@
 // Power cuts. A save is cut at every single call it makes to the disk; what was not synced is dropped in three ways.
 // Then the store must open, everything committed before must restore, and whatever else is found must be right.
+#include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
 
 #include <functional>
@@ -148,6 +149,31 @@ TEST(a_cut_during_removal_leaves_half_a_conversation) {
             const bool one = s.remove_conversation({}, conversation_hash(gone.data(), gone.size()), freed).is_ok();
             return one && s.remove_conversation({}, conversation_hash(b.data(), b.size()), freed).is_ok();
         });
+}
+
+TEST(a_cut_brings_back_what_a_user_has_removed) {
+    model m;
+    m.folded_size = 64;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    for (const char * user : { "", "alice" }) {
+        m.user = user;
+        for (const bool one : { true, false }) {
+            fault_env disk;
+            {
+                auto     s     = open(disk, m.options());
+                uint64_t freed = 0;
+                CHECK(m.save(*s, tokens).is_ok());
+                const key name_space = user_key(user);
+                CHECK((one ? s->remove_conversation(name_space, conversation_hash(tokens.data(), tokens.size()), freed)
+                           : s->remove_name_space(name_space, freed)).is_ok());
+                disk.fail_at(1, fault::cut);
+            }
+            disk.power_cut(cut_mode::strict);
+            auto s = open(disk, m.options());
+            CHECK(m.restore(*s, tokens) == 0);
+            CHECK(s->stats().n_segments == 0 && s->stats().n_anchors == 0 && s->stats().n_checkpoints == 0);
+        }
+    }
 }
 
 TEST(a_cut_while_opening_loses_what_was_committed) {

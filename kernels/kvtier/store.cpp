@@ -332,8 +332,9 @@ status store::remove_conversation(const key & name_space, uint64_t hash, uint64_
         }
         s.forget_conversation(*it->second, files);
     }
-    bytes_freed = s.remove_files(files);
-    return status::ok();
+    std::set<std::string> changed;
+    bytes_freed = s.remove_files(files, &changed);
+    return s.sync_removals(changed);
 }
 
 status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) {
@@ -365,18 +366,20 @@ status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) 
         s.deferred.clear();
     }
     s.ram.erase_name_space(name_space);
-    bytes_freed = s.remove_files(files);
+    std::set<std::string> changed = { s.model_dir };
+    bytes_freed = s.remove_files(files, &changed);
     bytes_freed += s.empty_quarantine(); // damaged files do not tell whose they are
+    status removed = status::ok();
     if (name_space != key{}) {
-        uint64_t rest = 0;
-        const status removed = remove_tree(s.e, s.folder_of(name_space), &rest);
-        s.discharge_gone(s.folder_of(name_space));
+        const std::string folder = s.folder_of(name_space);
+        uint64_t          rest   = 0;
+        removed = remove_tree(s.e, folder, &rest);
+        s.discharge_gone(folder);
         bytes_freed += rest;
-        if (!removed.is_ok() && !removed.is_miss()) {
-            return removed;
-        }
+        changed.insert(names::parent(folder));
     }
-    return status::ok();
+    const status synced = s.sync_removals(changed);
+    return removed.is_ok() || removed.is_miss() ? synced : removed;
 }
 
 status store::gc(uint64_t & bytes_freed) {

@@ -156,6 +156,7 @@ public:
     // stored before is lost, and what was written so far of the request stays.
     status save(const save_request & request);
 
+    // Removals hold after a power cut, too, once they return ok.
     status remove_conversation(const key & name_space, uint64_t hash, uint64_t & bytes_freed);
     status remove_name_space(const key & name_space, uint64_t & bytes_freed);
 

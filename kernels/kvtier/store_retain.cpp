@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <set>
 
 namespace kvtier {
 
@@ -251,8 +250,8 @@ void store_state::remove_or_leave(const std::string & path, uint64_t bytes) {
     }
 }
 
-// What the disk refuses to remove is tried again by the next writer.
-uint64_t store_state::remove_files(const doomed_files & files) {
+// What the disk refuses to remove is tried again by the next writer. changed, if given, gets the folders that lost a name.
+uint64_t store_state::remove_files(const doomed_files & files, std::set<std::string> * changed) {
     uint64_t              freed = 0;
     std::set<std::string> touched;
     std::set<std::string> kept; // folders in which something stays
@@ -286,6 +285,9 @@ uint64_t store_state::remove_files(const doomed_files & files) {
     for (const std::string & folder : touched) {
         recount_folder(folder);
     }
+    if (changed != nullptr) {
+        changed->insert(touched.begin(), touched.end());
+    }
     if (!again.empty()) {
         std::unique_lock<std::shared_mutex> guard(mu);
         deferred.insert(deferred.end(), again.begin(), again.end());
@@ -314,6 +316,19 @@ void store_state::set_aside(const std::string & folder, const std::string & name
         leave(path, size);
     }
     recount_folder(aside);
+}
+
+// So that what was removed stays so after a power cut. A folder that has gone itself needs none of that.
+status store_state::sync_removals(const std::set<std::string> & changed) {
+    status result = status::ok();
+    for (const std::string & folder : changed) {
+        count.syncs++;
+        const status s = e.sync_dir(folder);
+        if (result.is_ok() && !s.is_miss()) {
+            result = s;
+        }
+    }
+    return result;
 }
 
 void store_state::finish_deferred() {

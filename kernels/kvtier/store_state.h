@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
@@ -152,7 +153,8 @@ struct store_state {
     void   set_aside(const std::string & folder, const std::string & name, uint64_t size);
     void   note(const std::string & path, const status & why); // mu held
     void   finish_deferred();                                  // write_mu held
-    uint64_t remove_files(const doomed_files & files);
+    uint64_t remove_files(const doomed_files & files, std::set<std::string> * changed = nullptr);
+    status sync_removals(const std::set<std::string> & changed);
     uint64_t empty_quarantine();
     void   charge(uint64_t bytes);
     void   discharge(uint64_t bytes);
