@@ -301,6 +301,7 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
         return s;
     }
     recount_folder(folder);
+    unsynced.insert(folder);
     name_spaces[name_space];
     const bool anonymous = name_space == key{};
     for (const dir_entry & entry : entries) {
@@ -309,6 +310,7 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
         uint64_t          hash      = 0;
         if (is_folder && (entry.name == names::pages || entry.name == names::anchors)) {
             recount_folder(path);
+            unsynced.insert(path);
             std::vector<dir_entry> inside;
             (void) list_finished(path, inside).is_ok(); // a folder that cannot be read is one without files
             for (const dir_entry & file : inside) {
@@ -335,6 +337,7 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
             }
         } else if (anonymous && is_folder && entry.name == names::users) {
             recount_folder(path); // its folders are scanned apart
+            unsynced.insert(path);
         } else if (anonymous && entry.type == file_type::file && entry.name == names::lock_file) {
             charge(disk_block);
         } else if (entry.name[0] == '.') {

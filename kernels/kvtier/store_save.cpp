@@ -14,6 +14,32 @@ std::string store_state::folder_of(const key & name_space) const {
     return names::name_space_dir(model_dir, name_space);
 }
 
+status store_state::sync_folder(const std::string & path) {
+    count.syncs++;
+    const status s = e.sync_dir(path);
+    if (s.is_ok() || s.is_miss()) {
+        unsynced.erase(path);
+    } else {
+        unsynced.insert(path);
+    }
+    return s;
+}
+
+// A checkpoint must not outlast the names of what it needs: those whose sync has failed, and those that were found at
+// opening, because a process that was killed may have left them unsynced.
+status store_state::sync_before_checkpoint(const key & name_space) {
+    const std::string folder = folder_of(name_space);
+    for (const std::string & path : { model_dir, names::join(model_dir, names::users), folder,
+                                      names::join(folder, names::pages), names::join(folder, names::anchors) }) {
+        if (unsynced.count(path) != 0) {
+            if (status s = sync_folder(path); !s.is_ok() && !s.is_miss()) {
+                return s;
+            }
+        }
+    }
+    return status::ok();
+}
+
 status store_state::make_folder(const std::string & parent, const std::string & name) {
     const std::string path = names::join(parent, name);
     if (!make_room(disk_block + folder_growth)) {
@@ -22,8 +48,7 @@ status store_state::make_folder(const std::string & parent, const std::string & 
     }
     status s = e.make_dir(path);
     if (s.is_ok()) {
-        count.syncs++;
-        s = e.sync_dir(parent);
+        s = sync_folder(parent);
         if (!s.is_ok()) {
             (void) e.remove_dir(path).is_ok(); // the next save tries again, from the start
         }
@@ -319,8 +344,7 @@ status store_state::save_runs(const save_request & request, const key & name_spa
     }
 
     if (!written.empty()) {
-        count.syncs++;
-        if (const status synced = e.sync_dir(pages); result.is_ok()) {
+        if (const status synced = sync_folder(pages); result.is_ok()) {
             result = synced;
         }
         std::unique_lock<std::shared_mutex> guard(mu);
@@ -410,8 +434,7 @@ status store_state::save_anchors(const save_request & request, const key & name_
     }
 
     if (any) {
-        count.syncs++;
-        if (const status synced = e.sync_dir(folder); result.is_ok()) {
+        if (const status synced = sync_folder(folder); result.is_ok()) {
             result = synced;
         }
         std::unique_lock<std::shared_mutex> guard(mu);
@@ -484,6 +507,9 @@ status store_state::save_checkpoint(const save_request & request, const key & na
     record.roles        = request.roles;
     record.roles.resize(std::min<size_t>(record.roles.size(), format::max_roles));
 
+    if (status s = sync_before_checkpoint(name_space); !s.is_ok()) {
+        return s;
+    }
     if (is_new) {
         if (status s = make_folder(parent, hex(hash)); !s.is_ok()) {
             return s;

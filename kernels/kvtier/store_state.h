@@ -89,6 +89,7 @@ struct store_state {
     uint64_t                  next_segment = 1;
     uint64_t                  own_bytes = 0;      // what this store has in the budget
     std::map<std::string, uint64_t> leftovers;    // files of no use that stay where they are: what each is counted for
+    std::set<std::string>     unsynced;           // folders with names that a power cut may take
     bool                      has_quarantine = false;
     uint64_t                  quarantine_bytes = 0; // without the folder itself
     uint64_t                  next_quarantine  = 1;
@@ -127,6 +128,8 @@ struct store_state {
 
     // store_save.cpp: writing
     std::string folder_of(const key & name_space) const;
+    status sync_folder(const std::string & path);
+    status sync_before_checkpoint(const key & name_space);
     status make_folder(const std::string & parent, const std::string & name);
     status write_file(const std::string & folder, const std::string & name, const const_span * parts, size_t n_parts,
                       bool durable);
