@@ -204,23 +204,39 @@ void store_state::forget_segment(segment & s, doomed_files & out) {
     out.push_back(std::move(file));
 }
 
-// A conversation with everything that only it uses: also state whose checkpoint was retired long ago, or never
-// written. That is all that hangs below its first tokens, because they are what makes it this conversation.
-void store_state::forget_conversation(conversation & c, doomed_files & out) {
-    std::vector<uint64_t> mine; // ids: a segment may go while another is looked at
-    const auto            take = [&mine](const segment & s) { mine.push_back(s.id); };
-    std::vector<run *>    below;
+// What a conversation may be alone in using: also state whose checkpoint was retired long ago, or never written. That is
+// all that hangs below its first tokens, because they are what makes it this conversation.
+static std::vector<segment *> segments_of(const conversation & c) {
+    std::set<segment *> found;
+    std::vector<run *>  below;
     for (const auto & [number, point] : c.checkpoints) {
         for (run * r = point->end; r != nullptr; r = r->parent) {
-            take(*r->owner);
+            found.insert(r->owner);
             if (r->p0 < n_conversation_tokens && r->p1 >= n_conversation_tokens) {
                 below.push_back(r);
             }
         }
     }
     for (size_t i = 0; i < below.size(); i++) {
-        take(*below[i]->owner);
+        found.insert(below[i]->owner);
         below.insert(below.end(), below[i]->children.begin(), below[i]->children.end());
+    }
+    return { found.begin(), found.end() };
+}
+
+// Whether somebody reads what would go with it.
+static bool is_being_read(const conversation & c) {
+    const std::vector<segment *> mine = segments_of(c);
+    return std::any_of(mine.begin(), mine.end(), [&c](const segment * s) {
+        return s->pins != 0 && s->users.size() == s->users.count(&c);
+    });
+}
+
+// A conversation with everything that only it uses.
+void store_state::forget_conversation(conversation & c, doomed_files & out) {
+    std::vector<uint64_t> mine; // ids: a segment may go while another is looked at
+    for (const segment * s : segments_of(c)) {
+        mine.push_back(s->id);
     }
     while (c.checkpoints.size() > 1) {
         forget_checkpoint(*c.checkpoints.rbegin()->second, out);
@@ -228,7 +244,6 @@ void store_state::forget_conversation(conversation & c, doomed_files & out) {
     forget_checkpoint(*c.checkpoints.begin()->second, out); // c is gone
 
     std::sort(mine.begin(), mine.end(), std::greater<uint64_t>()); // later ones tend to continue earlier ones
-    mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
     for (bool changed = true; changed;) {
         changed = false;
         for (uint64_t id : mine) {
@@ -506,12 +521,18 @@ void store_state::apply_limits(const key & name_space, const conversation * chan
             std::sort(mine.begin(), mine.end(), [](const conversation * a, const conversation * b) {
                 return a->last_turn != b->last_turn ? a->last_turn < b->last_turn : a->last_used_ms < b->last_used_ms;
             });
-            const size_t n_gone = mine.size() - options.max_conversations;
-            for (size_t i = 0; i < n_gone; i++) {
+            size_t n_surplus = mine.size() - options.max_conversations;
+            std::vector<conversation *> left;
+            for (conversation * c : mine) {
+                if (n_surplus == 0 || is_being_read(*c)) { // a restore is not disturbed: the next one in line goes
+                    left.push_back(c);
+                    continue;
+                }
+                n_surplus--;
                 count.retired_conversations++;
-                forget_conversation(*mine[i], files);
+                forget_conversation(*c, files);
             }
-            mine.erase(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(n_gone));
+            mine.swap(left);
         }
         for (conversation * c : mine) {
             size_t n_cold = 0;

@@ -283,6 +283,29 @@ TEST(limits_of_checkpoints_and_conversations_are_forgotten) {
     }
 }
 
+TEST(a_conversation_is_retired_while_it_is_restored) {
+    fault_env     disk;
+    const model   m;
+    store_options o = m.options();
+    o.max_conversations = 2;
+    const std::vector<token> a = random_tokens(1, 64);
+    auto s = open(disk, o);
+    CHECK(m.save(*s, a).is_ok());
+    {
+        const match held = m.lookup(*s, a);
+        for (uint64_t i = 0; i < 4; i++) {
+            CHECK(m.save(*s, random_tokens(100 + i, 64)).is_ok());
+            CHECK(s->list().size() <= 2);
+        }
+        loaded_state state;
+        CHECK(s->load(held, a.data(), a.size(), state).is_ok());
+        CHECK(m.is_right(state, a));
+    }
+    CHECK(m.save(*s, random_tokens(104, 64)).is_ok());
+    CHECK(s->list().size() == 2);
+    CHECK(m.restore(*s, a) == 0);
+}
+
 TEST(retired_checkpoints_outlive_the_removal_of_their_conversation) {
     fault_env     disk;
     model         m;
