@@ -109,6 +109,15 @@ status store_state::list_finished(const std::string & folder, std::vector<dir_en
     return status::ok();
 }
 
+// A restore takes as much memory as a file says it has state. No state shrinks to a 64th by compression: a large file with
+// so little behind it was made up.
+static status check_space(uint64_t on_disk, uint64_t file_size) {
+    constexpr uint64_t max_harmless = uint64_t(256) << 20;
+    constexpr uint64_t max_ratio    = 64;
+    return file_size <= max_harmless || file_size / max_ratio <= on_disk
+        ? status::ok() : status::corrupt(damage::bad_length, "has " + std::to_string(file_size) + " bytes, most of them holes");
+}
+
 // Reads the head of one file for `learn`, which decodes it and makes it known, or says why it cannot be used.
 bool store_state::scan_file(const std::string & folder, const dir_entry & entry, uint16_t kind, const learn_head & learn) {
     std::vector<uint8_t> bytes;
@@ -116,6 +125,9 @@ bool store_state::scan_file(const std::string & folder, const dir_entry & entry,
     status               s = wrong_type();
     if (entry.type == file_type::file) {
         s = read_head(names::join(folder, entry.name), kind, file_size, bytes);
+    }
+    if (s.is_ok()) {
+        s = check_space(entry.size, file_size).in(names::join(folder, entry.name));
     }
     if (s.is_ok()) {
         s = learn(bytes, file_size);
