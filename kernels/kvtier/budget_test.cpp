@@ -332,6 +332,76 @@ TEST(two_stores_of_a_process_share_no_budget) {
     CHECK(o.budget->used() < before);
 }
 
+TEST(one_store_of_a_process_starves_the_other) {
+    fault_env     disk;
+    model         m;
+    m.bytes_per_token = 256;
+    store_options o = m.options();
+    o.budget = std::make_shared<disk_budget>(400 << 10);
+    store_options draft = o;
+    draft.fingerprint[0] = 0xf2;
+    auto s = open(disk, o);
+    auto d = open(disk, draft);
+    uint64_t   now  = 0;
+    const auto save = [&](store & to, uint64_t seed) {
+        disk.set_now_ms(1700000000000 + static_cast<int64_t>(++now) * 60000);
+        const std::vector<token> tokens = random_tokens(seed, 64);
+        plan_request p;
+        p.root             = m.root();
+        p.root.fingerprint = to.options().fingerprint;
+        p.tokens           = tokens.data();
+        p.n_tokens         = tokens.size();
+        save_request request = to.plan(p);
+        m.fill(request);
+        return to.save(request).is_ok();
+    };
+    for (uint64_t i = 0; i < 40; i++) {
+        CHECK(save(*s, i));
+    }
+    for (uint64_t i = 0; i < 40; i++) { // turn by turn, as with speculation
+        CHECK(save(*d, i));
+        CHECK(save(*s, 100 + i));
+        CHECK(disk.disk_bytes() <= o.budget->limit());
+    }
+    const size_t n_target = s->list().size(), n_draft = d->list().size();
+    std::printf("  %zu conversations of the one, %zu of the other\n", n_target, n_draft);
+    CHECK(n_draft >= 3 && n_target >= 3);
+    CHECK(s->stats().disk_bytes >= disk.disk_bytes());
+}
+
+TEST(stores_that_evict_for_each_other_wait_for_each_other) {
+    fault_env     disk;
+    model         m;
+    m.bytes_per_token = 256;
+    store_options o = m.options();
+    o.budget = std::make_shared<disk_budget>(400 << 10);
+    std::vector<std::thread> threads;
+    for (uint8_t i = 0; i < 3; i++) {
+        threads.emplace_back([&disk, &m, o, i]() mutable {
+            o.fingerprint[0] = static_cast<uint8_t>(0xf1 + i);
+            for (uint64_t n = 0; n < 20; n++) { // opened and closed while the others ask
+                auto s = open(disk, o);
+                for (uint64_t k = 0; k < 10; k++) {
+                    const std::vector<token> tokens = random_tokens(n * 1000 + k, 64);
+                    plan_request p;
+                    p.root             = m.root();
+                    p.root.fingerprint = o.fingerprint;
+                    p.tokens           = tokens.data();
+                    p.n_tokens         = tokens.size();
+                    save_request request = s->plan(p);
+                    m.fill(request);
+                    const status saved = s->save(request);
+                    CHECK(saved.is_ok() || saved.is_no_space());
+                }
+            }
+        });
+    }
+    for (std::thread & t : threads) {
+        t.join();
+    }
+    CHECK(o.budget->evictable_of_others(nullptr) == 0); // all have left
+}
+
 int main() {
     return run_tests();
 }

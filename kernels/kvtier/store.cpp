@@ -70,11 +70,17 @@ status store::open(env & e, const store_options & options, std::unique_ptr<store
         state->budget->disown(name);
         return s;
     }
+    if (!options.inspect) {
+        state->budget->join(state.get());
+        std::lock_guard<std::mutex> writing(state->write_mu);
+        (void) state->free_room(0);
+    }
     out.reset(new store(std::move(state)));
     return status::ok();
 }
 
 store::~store() {
+    state->budget->leave(state.get());
     if (!state->options.inspect) {
         std::lock_guard<std::mutex> writing(state->write_mu);
         state->finish_deferred();

@@ -424,7 +424,6 @@ status store_state::recover() {
         for (const auto & [name_space, state] : name_spaces) {
             apply_limits(name_space, nullptr);
         }
-        (void) free_room(0);
     }
     return status::ok();
 }

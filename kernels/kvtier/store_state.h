@@ -3,7 +3,8 @@
 // Two locks. write_mu: held for the whole of a save, a removal or a gc, so that one thread at a time changes files.
 // mu: guards everything in memory; held only for moments, never across a file operation (opening excepted, when nobody
 // else has the store yet). Order: write_mu before mu. A reader that meets damage takes objects out of the index under mu
-// alone, so what a writer found there must be looked up again after each file operation.
+// alone, so what a writer found there must be looked up again after each file operation. Stores that share a budget evict
+// for each other; one that is asked tries its write_mu and never waits for it, since the other holds its own.
 #pragma once
 
 #include "kvtier/file_names.h"
@@ -12,6 +13,7 @@
 #include "kvtier/store.h"
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -73,7 +75,14 @@ struct name_space_state {
 
 using learn_head = std::function<status(const std::vector<uint8_t> & head, uint64_t file_size)>;
 
-struct store_state {
+// What would be evicted next: one of both, or nothing.
+struct eviction {
+    std::shared_ptr<segment> of_segment;
+    std::shared_ptr<anchor>  of_anchor;
+    double                   worth = std::numeric_limits<double>::infinity();
+};
+
+struct store_state : budget_member {
     store_state(env & e, const store_options & o);
 
     env &               e;
@@ -146,7 +155,10 @@ struct store_state {
     bool   make_room(uint64_t bytes);                  // reserves them
     bool   free_room(uint64_t bytes);
     bool   evict_one();
-    uint64_t evictable_bytes() const;
+    bool   evict(const eviction & next);
+    eviction next_eviction() const;
+    uint64_t evictable_bytes() const override;
+    bool   evict_below(double worth) override;
     void   forget_segment(segment & s, doomed_files & out);       // mu held
     void   forget_anchor(const std::shared_ptr<anchor> & a, doomed_files & out);
     void   forget_checkpoint(checkpoint & c, doomed_files & out);
