@@ -151,14 +151,16 @@ struct store_state : budget_member {
     void   register_checkpoint(std::unique_ptr<checkpoint> c); // mu held
     void   flush_indexes();
 
-    // store_retain.cpp: removing
+    // store_evict.cpp: making room, write_mu held
     bool   make_room(uint64_t bytes);                  // reserves them
     bool   free_room(uint64_t bytes);
     bool   evict_one();
     bool   evict(const eviction & next);
     eviction next_eviction() const;
-    uint64_t evictable_bytes() const override;
+    uint64_t evictable_bytes() const override;         // by any thread, as evict_below
     bool   evict_below(double worth) override;
+
+    // store_retain.cpp: removing
     void   forget_segment(segment & s, doomed_files & out);       // mu held
     void   forget_anchor(const std::shared_ptr<anchor> & a, doomed_files & out);
     void   forget_checkpoint(checkpoint & c, doomed_files & out);
