@@ -204,6 +204,50 @@ TEST(a_save_larger_than_the_budget_empties_the_store) {
     CHECK(m.restore(*s, small) == 50);
 }
 
+TEST(what_cannot_be_evicted_drives_everything_else_out) {
+    model m;
+    m.bytes_per_token = 64;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    const std::string        root   = root_dir;
+    const std::string        own    = names::join(root, hex(m.options().fingerprint));
+    const std::string        other  = names::join(root, std::string(32, 'a')); // a running server's
+    for (const std::string & large : { names::join(own, ".large"), names::join(other, "large") }) {
+        fault_env disk;
+        CHECK(m.save(*open(disk, m.options()), tokens).is_ok());
+        disk.put_folder(other);
+        disk.put(large, std::string(900000, 'x'));
+        std::unique_ptr<file_lock> held;
+        CHECK(disk.lock_file(names::join(other, names::lock_file), held).is_ok());
+        store_options o = m.options();
+        o.max_bytes = 800000;
+        auto s = open(disk, o);
+        CHECK(m.restore(*s, tokens) == 64);
+        CHECK(m.save(*s, random_tokens(2, 64)).is_no_space());
+        uint64_t freed = 0;
+        CHECK(s->gc(freed).is_ok());
+        CHECK(m.restore(*s, tokens) == 64);
+    }
+}
+
+TEST(a_hole_counts_as_what_it_is_not) {
+    temp_folder   folder;
+    unsynced_env  disk;
+    const model   m;
+    store_options o = m.options();
+    o.root_dir  = folder.path + "/cache";
+    o.max_bytes = 64 << 20;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    CHECK(m.save(*open(disk, o), tokens).is_ok());
+    const std::string path = names::join(names::join(o.root_dir, hex(o.fingerprint)), ".hidden");
+    std::unique_ptr<writable_file> file;
+    CHECK(disk.create_file(path, file).is_ok());
+    CHECK(::truncate(path.c_str(), off_t(1) << 40) == 0);
+    auto s = open(disk, o);
+    CHECK(s->stats().disk_bytes < 1 << 20);
+    CHECK(m.restore(*s, tokens) == 64);
+    CHECK(m.save(*s, random_tokens(2, 64)).is_ok());
+}
+
 TEST(shared_pages_go_before_single_ones) {
     fault_env     disk;
     model         m;
@@ -244,6 +288,30 @@ TEST(an_entry_being_read_is_evicted) {
     CHECK(m.is_right(state, a));
 }
 
+TEST(room_for_a_checkpoint_is_made_of_its_own_folder) {
+    model m;
+    m.bytes_per_token = 64;
+    const std::vector<token> start = random_tokens(1, 1040);
+    std::vector<token>       a = start, b = start;
+    append(a, 2, 200);
+    append(b, 3, 200);
+    size_t n_made = 0; // limits at which the first branch had to go
+    for (uint64_t limit = 80 << 10; limit < 240 << 10; limit += disk_block) {
+        fault_env     disk;
+        store_options o = m.options();
+        o.max_bytes = limit;
+        auto s = open(disk, o);
+        if (!m.save(*s, start, 0, false).is_ok() || !m.save(*s, a).is_ok()) {
+            continue;
+        }
+        const status saved = m.save(*s, b);
+        CHECK(saved.is_ok() || saved.is_no_space());
+        n_made += saved.is_ok() && s->stats().values.evicted_segments > 0;
+        CHECK(counts_what_is_there(*s, disk));
+    }
+    CHECK(n_made > 0);
+}
+
 TEST(two_stores_of_a_process_share_no_budget) {
     fault_env     disk;
     model         m;
@@ -262,6 +330,76 @@ TEST(two_stores_of_a_process_share_no_budget) {
     const uint64_t before = o.budget->used();
     s = nullptr;
     CHECK(o.budget->used() < before);
+}
+
+TEST(one_store_of_a_process_starves_the_other) {
+    fault_env     disk;
+    model         m;
+    m.bytes_per_token = 256;
+    store_options o = m.options();
+    o.budget = std::make_shared<disk_budget>(400 << 10);
+    store_options draft = o;
+    draft.fingerprint[0] = 0xf2;
+    auto s = open(disk, o);
+    auto d = open(disk, draft);
+    uint64_t   now  = 0;
+    const auto save = [&](store & to, uint64_t seed) {
+        disk.set_now_ms(1700000000000 + static_cast<int64_t>(++now) * 60000);
+        const std::vector<token> tokens = random_tokens(seed, 64);
+        plan_request p;
+        p.root             = m.root();
+        p.root.fingerprint = to.options().fingerprint;
+        p.tokens           = tokens.data();
+        p.n_tokens         = tokens.size();
+        save_request request = to.plan(p);
+        m.fill(request);
+        return to.save(request).is_ok();
+    };
+    for (uint64_t i = 0; i < 40; i++) {
+        CHECK(save(*s, i));
+    }
+    for (uint64_t i = 0; i < 40; i++) { // turn by turn, as with speculation
+        CHECK(save(*d, i));
+        CHECK(save(*s, 100 + i));
+        CHECK(disk.disk_bytes() <= o.budget->limit());
+    }
+    const size_t n_target = s->list().size(), n_draft = d->list().size();
+    std::printf("  %zu conversations of the one, %zu of the other\n", n_target, n_draft);
+    CHECK(n_draft >= 3 && n_target >= 3);
+    CHECK(s->stats().disk_bytes >= disk.disk_bytes());
+}
+
+TEST(stores_that_evict_for_each_other_wait_for_each_other) {
+    fault_env     disk;
+    model         m;
+    m.bytes_per_token = 256;
+    store_options o = m.options();
+    o.budget = std::make_shared<disk_budget>(400 << 10);
+    std::vector<std::thread> threads;
+    for (uint8_t i = 0; i < 3; i++) {
+        threads.emplace_back([&disk, &m, o, i]() mutable {
+            o.fingerprint[0] = static_cast<uint8_t>(0xf1 + i);
+            for (uint64_t n = 0; n < 20; n++) { // opened and closed while the others ask
+                auto s = open(disk, o);
+                for (uint64_t k = 0; k < 10; k++) {
+                    const std::vector<token> tokens = random_tokens(n * 1000 + k, 64);
+                    plan_request p;
+                    p.root             = m.root();
+                    p.root.fingerprint = o.fingerprint;
+                    p.tokens           = tokens.data();
+                    p.n_tokens         = tokens.size();
+                    save_request request = s->plan(p);
+                    m.fill(request);
+                    const status saved = s->save(request);
+                    CHECK(saved.is_ok() || saved.is_no_space());
+                }
+            }
+        });
+    }
+    for (std::thread & t : threads) {
+        t.join();
+    }
+    CHECK(o.budget->evictable_of_others(nullptr) == 0); // all have left
 }
 
 int main() {

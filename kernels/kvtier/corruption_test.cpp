@@ -156,6 +156,40 @@ TEST(a_copied_file_is_believed) {
     }
 }
 
+TEST(a_stray_name_leaves_no_number_for_what_is_saved_next) {
+    const model m;
+    fault_env   base;
+    std::vector<std::vector<token>> talks = { random_tokens(1, 1100) };
+    CHECK(m.save(*open(base, m.options()), talks[0]).is_ok());
+    for (size_t i = 1; i < 6; i++) { // turns of one conversation
+        talks.push_back(talks.back());
+        append(talks.back(), i, 20);
+    }
+    const auto beside = [&base](const std::string & kind, const std::string & name) {
+        const std::string path = files_with(base, kind).front();
+        return path.substr(0, path.rfind('/') + 1) + name;
+    };
+    for (const std::string & stray : { beside(".seg", "fffffffffffffffe.seg"), beside(".seg", "8000000000000000.seg"),
+                                       beside(".seg", "7fffffffffffffff.seg"), beside("ckpt", "ckpt-999999999.bin"),
+                                       beside("ckpt", "ckpt-4294967295.bin") }) {
+        auto disk = base.clone();
+        disk->put(stray, "x");
+        {
+            auto s = open(*disk, m.options());
+            CHECK(s->stats().values.damaged_total() == 1);
+            for (const auto & tokens : talks) {
+                CHECK(m.save(*s, tokens).is_ok());
+            }
+        }
+        auto s = open(*disk, m.options());
+        CHECK(s->stats().values.damaged_total() == 0);
+        CHECK(s->stats().n_checkpoints == talks.size() + 1);
+        for (const auto & tokens : talks) {
+            CHECK(m.restore(*s, tokens) == tokens.size());
+        }
+    }
+}
+
 TEST(a_folder_or_link_in_place_of_a_file_is_followed) {
     const small_store base;
     for (const std::string & path : base.state_files()) {
@@ -257,6 +291,53 @@ TEST(damage_while_the_store_is_open_reaches_the_model) {
     }
 }
 
+TEST(a_file_that_is_missing_or_unreadable_is_never_stored_again) {
+    model m;
+    m.folded_size = 64;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    for (const char * kind : { ".seg", ".anc" }) {
+        for (const bool is_missing : { true, false }) {
+            failing_env disk;
+            auto        s = open(disk, m.options());
+            CHECK(m.save(*s, tokens).is_ok());
+            const std::string path = files_with(disk, kind).front();
+            if (is_missing) {
+                disk.erase(path);
+            } else {
+                disk.no_open = path;
+            }
+            CHECK(m.restore(*s, tokens) == 0);
+            CHECK(counted(s->stats().values, damage::incomplete) == is_missing);
+            CHECK((s->stats().values.read_errors == 0) == is_missing);
+            CHECK(s->damaged().size() == 1);
+            disk.no_open = "";
+            CHECK(m.save(*s, tokens).is_ok());
+            CHECK(m.restore(*s, tokens) == 64);
+            CHECK(counts_what_is_there(*s, disk));
+        }
+    }
+}
+
+TEST(one_refused_read_throws_state_away) {
+    failing_env disk;
+    model       m;
+    m.bytes_per_token = 400 << 10; // read in several parts
+    const std::vector<token> tokens = random_tokens(1, 64);
+    auto s = open(disk, m.options());
+    CHECK(m.save(*s, tokens).is_ok());
+    disk.no_open = ".seg";
+    loaded_state state;
+    CHECK(s->load(m.lookup(*s, tokens), tokens.data(), tokens.size(), state).is_io_error());
+    disk.no_open = "";
+    CHECK(m.restore(*s, tokens) == 64);
+    // Removed while it is being restored: nothing is damaged.
+    const match held  = m.lookup(*s, tokens);
+    uint64_t    freed = 0;
+    CHECK(s->remove_conversation({}, conversation_hash(tokens.data(), tokens.size()), freed).is_ok());
+    CHECK(s->load(held, tokens.data(), tokens.size(), state).is_miss());
+    CHECK(s->stats().values.damaged_total() == 0 && s->damaged().empty());
+}
+
 TEST(what_is_set_aside_counts_twice) {
     const small_store base;
     auto              disk = base.disk.clone();
@@ -277,6 +358,72 @@ TEST(what_is_set_aside_counts_twice) {
     CHECK(s->gc(freed).is_ok());
     CHECK(freed > 0);
     CHECK(counts_what_is_there(*s, *disk));
+}
+
+TEST(a_folder_that_cannot_be_read_shuts_the_store) {
+    failing_env disk;
+    model       m, bob;
+    bob.user = "bob";
+    const std::vector<token> tokens = random_tokens(1, 64);
+    {
+        auto s = open(disk, m.options());
+        CHECK(m.save(*s, tokens).is_ok());
+        CHECK(bob.save(*s, tokens).is_ok());
+    }
+    const std::string aside = "/cache/" + hex(m.options().fingerprint) + "/quarantine";
+    disk.put_folder(aside);
+    disk.put_folder(aside + "/x");
+    for (const std::string & closed : { std::string("/u/"), aside }) {
+        disk.no_list = closed;
+        std::unique_ptr<store> s;
+        CHECK(store::open(disk, m.options(), s).is_ok());
+        CHECK(s != nullptr && m.restore(*s, tokens) == 64);
+        CHECK(s != nullptr && bob.restore(*s, tokens) == (closed == aside ? 64u : 0u));
+    }
+}
+
+TEST(a_refused_file_that_is_replaced_stays_counted) {
+    model m;
+    m.folded_size = 20000;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    for (const char * kind : { ".anc", ".seg", "ckpt-", "index.bin" }) {
+        for (const bool is_newer : { true, false }) {
+            failing_env disk;
+            CHECK(m.save(*open(disk, m.options()), tokens).is_ok());
+            const std::string path  = files_with(disk, kind).front();
+            std::string       bytes = disk.get(path);
+            if (is_newer) {
+                bytes[format::header_version] = 2;
+                disk.put(path, bytes);
+            } else {
+                disk.no_open = path;
+            }
+            auto s = open(disk, m.options());
+            CHECK(counts_what_is_there(*s, disk));
+            disk.no_open = "";
+            CHECK(m.save(*s, tokens).is_ok());
+            CHECK(m.restore(*s, tokens) == 64);
+            CHECK(counts_what_is_there(*s, disk));
+            CHECK(disk.get(path) == bytes || !contains(path, "ckpt-")); // the new one has another number
+        }
+    }
+}
+
+TEST(damaged_files_that_cannot_be_set_aside_fill_the_budget) {
+    failing_env disk;
+    model       m;
+    m.bytes_per_token = 256;
+    store_options o = m.options();
+    CHECK(m.save(*open(disk, o), random_tokens(1, 640)).is_ok());
+    for (const std::string & path : files_with(disk, ".seg")) {
+        disk.put(path, std::string(disk.get(path).size(), 'x'));
+    }
+    disk.no_make = "/quarantine";
+    o.max_bytes  = 180 << 10;
+    auto s = open(disk, o);
+    CHECK(counts_what_is_there(*s, disk));
+    CHECK(m.save(*s, random_tokens(2, 64)).is_ok());
+    CHECK(counts_what_is_there(*s, disk));
 }
 
 TEST(inspecting_a_damaged_store_changes_it) {

@@ -1,5 +1,6 @@
 // Power cuts. A save is cut at every single call it makes to the disk; what was not synced is dropped in three ways.
 // Then the store must open, everything committed before must restore, and whatever else is found must be right.
+#include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
 
 #include <functional>
@@ -148,6 +149,89 @@ TEST(a_cut_during_removal_leaves_half_a_conversation) {
             const bool one = s.remove_conversation({}, conversation_hash(gone.data(), gone.size()), freed).is_ok();
             return one && s.remove_conversation({}, conversation_hash(b.data(), b.size()), freed).is_ok();
         });
+}
+
+// What the first process had not synced, the second one finds and builds upon.
+TEST(a_cut_after_a_kill_loses_what_was_committed_since) {
+    model m;
+    m.folded_size = 64;
+    const std::vector<token> a = random_tokens(1, 50), b = random_tokens(2, 50);
+    for (const char * user : { "", "bob" }) {
+        m.user = user;
+        for (const auto & tokens : { a, b }) {
+            bool met = true;
+            for (size_t n = 1; met; n++) {
+                fault_env disk;
+                {
+                    auto s = open(disk, m.options());
+                    disk.reset_calls();
+                    disk.fail_at(n, fault::kill);
+                    (void) m.save(*s, a).is_ok();
+                    met = disk.calls() >= n;
+                    disk.fail_at(1, fault::kill);
+                }
+                disk.power_cut(cut_mode::strict); // only a kill
+                {
+                    auto s = open(disk, m.options());
+                    CHECK(m.save(*s, tokens).is_ok());
+                    disk.fail_at(1, fault::cut);
+                }
+                disk.power_cut(cut_mode::strict);
+                auto s = open(disk, m.options());
+                for (const damage_note & note : s->damaged()) {
+                    CHECK(contains(note.path, "index.bin")); // is not synced
+                }
+                CHECK(s->stats().n_checkpoints > 0);
+                CHECK(m.restore(*s, tokens) == tokens.size());
+            }
+        }
+    }
+}
+
+TEST(a_folder_whose_sync_failed_is_believed_to_be_safe) {
+    model m;
+    m.folded_size = 64;
+    const std::vector<token> tokens = random_tokens(1, 50);
+    for (const char * folder : { "/pages", "/anchors" }) {
+        failing_env disk;
+        {
+            auto s = open(disk, m.options());
+            CHECK(m.save(*s, random_tokens(9, 20)).is_ok());
+            disk.no_sync = folder;
+            CHECK(m.save(*s, tokens).is_io_error());
+            CHECK(m.save(*s, tokens).is_io_error());
+            disk.no_sync = "";
+            CHECK(m.save(*s, tokens).is_ok());
+            disk.fail_at(1, fault::cut);
+        }
+        disk.power_cut(cut_mode::strict);
+        CHECK(m.restore(*open(disk, m.options()), tokens) == 50);
+    }
+}
+
+TEST(a_cut_brings_back_what_a_user_has_removed) {
+    model m;
+    m.folded_size = 64;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    for (const char * user : { "", "alice" }) {
+        m.user = user;
+        for (const bool one : { true, false }) {
+            fault_env disk;
+            {
+                auto     s     = open(disk, m.options());
+                uint64_t freed = 0;
+                CHECK(m.save(*s, tokens).is_ok());
+                const key name_space = user_key(user);
+                CHECK((one ? s->remove_conversation(name_space, conversation_hash(tokens.data(), tokens.size()), freed)
+                           : s->remove_name_space(name_space, freed)).is_ok());
+                disk.fail_at(1, fault::cut);
+            }
+            disk.power_cut(cut_mode::strict);
+            auto s = open(disk, m.options());
+            CHECK(m.restore(*s, tokens) == 0);
+            CHECK(s->stats().n_segments == 0 && s->stats().n_anchors == 0 && s->stats().n_checkpoints == 0);
+        }
+    }
 }
 
 TEST(a_cut_while_opening_loses_what_was_committed) {

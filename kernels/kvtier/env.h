@@ -31,7 +31,7 @@ enum class file_type : uint8_t { file, folder, other };
 struct dir_entry {
     std::string name;
     file_type   type;
-    uint64_t    size; // of a file; 0 for the rest
+    uint64_t    size; // that a file takes on disk: of one with holes less than its length; 0 for the rest
     int64_t     modified_ms;
 };
 
@@ -110,11 +110,15 @@ public:
 // The real one. Never destroyed.
 env & posix_env();
 
+// Whether an open file still lies there under its name.
+bool is_file_at(const std::string & path, int fd);
+
 // Disk space that a tree of files takes, with folders, counted as the store counts it (see disk_size in budget.h).
-// Links are counted, never followed.
+// Links are counted, never followed. A folder that cannot be read is passed over; the first such problem is returned.
 status measure_tree(env & e, const std::string & path, uint64_t & bytes);
 
-// Removes a tree; links in it are removed, never followed. bytes, if given, grows by what was freed.
+// Removes a tree; links in it are removed, never followed. What cannot be removed stays, the rest goes, and the first
+// problem is returned. bytes, if given, grows by what was freed.
 status remove_tree(env & e, const std::string & path, uint64_t * bytes);
 
 } // namespace kvtier

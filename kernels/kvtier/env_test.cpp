@@ -1,6 +1,7 @@
 // The real file system: links, folders, pipes, locks, permissions.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
+#include "kvtier/unsynced_env.h"
 
 #include <chrono>
 #include <cstdlib>
@@ -225,6 +226,79 @@ TEST(large_state_comes_back_from_a_disk_as_another) {
         drop_all_from_page_cache(o.root_dir);
         CHECK(m.restore(*open(posix_env(), o), tokens) == 0);
     }
+}
+
+TEST(a_file_is_taken_for_another_of_its_name) {
+    temp_folder       folder;
+    const std::string path = folder.path + "/lock";
+    const int         fd   = ::open(path.c_str(), O_RDWR | O_CREAT, 0600);
+    CHECK(is_file_at(path, fd));
+    CHECK(posix_env().rename(path, path + "-moved").is_ok());
+    CHECK(!is_file_at(path, fd));
+    std::unique_ptr<file_lock> lock;
+    CHECK(posix_env().lock_file(path, lock).is_ok());
+    CHECK(!is_file_at(path, fd));
+    ::close(fd);
+}
+
+TEST(one_file_that_stays_keeps_the_rest_of_a_tree) {
+    failing_env disk;
+    disk.put_folder("/tree");
+    disk.put_folder("/tree/1-closed");
+    disk.put_folder("/tree/2-open");
+    disk.put("/tree/1-stuck", "x");
+    disk.put("/tree/2-open/large", std::string(9 * disk_block, 'x'));
+    disk.put("/tree/3-small", "x");
+    disk.no_remove = "1-stuck";
+    disk.no_list   = "1-closed";
+    uint64_t bytes = 0, freed = 0;
+    CHECK(measure_tree(disk, "/tree", bytes).is_io_error());
+    CHECK(bytes == disk.disk_bytes());
+    CHECK(remove_tree(disk, "/tree", &freed).is_io_error());
+    CHECK(disk.files() == std::vector<std::string>{ "/tree/1-stuck" });
+    CHECK(freed == bytes - disk.disk_bytes());
+    disk.no_remove = "";
+    CHECK(remove_tree(disk, "/tree", &freed).is_ok());
+    CHECK(freed == bytes);
+    CHECK(remove_tree(disk, "/tree", &freed).is_miss());
+}
+
+// Sound in its head, it asks for more memory than there is.
+TEST(a_hole_in_place_of_state_is_given_memory) {
+    temp_folder  folder;
+    unsynced_env disk;
+    model        m;
+    m.folded_size = 64;
+    store_options o = m.options();
+    o.root_dir = folder.path + "/cache";
+    const std::vector<token> tokens = random_tokens(1, 64);
+    CHECK(m.save(*open(disk, o), tokens).is_ok());
+
+    const std::string anchors = names::join(names::join(o.root_dir, hex(o.fingerprint)), names::anchors);
+    std::vector<dir_entry> entries;
+    CHECK(disk.list_dir(anchors, entries).is_ok() && entries.size() == 1);
+    const std::string              path = names::join(anchors, entries.front().name);
+    std::unique_ptr<readable_file> sound;
+    CHECK(disk.open_file(path, sound).is_ok());
+    std::vector<uint8_t> bytes(sound->size());
+    const span           whole = { bytes.data(), bytes.size() };
+    CHECK(sound->read(0, &whole, 1).is_ok());
+    anchor_head head;
+    CHECK(decode_anchor(bytes.data(), bytes.size() - m.folded_size, bytes.size(), head).is_ok());
+    head.payload_size = uint64_t(1) << 30;
+    bytes = encode_anchor(head);
+    CHECK(disk.remove_file(path).is_ok());
+    std::unique_ptr<writable_file> made_up;
+    CHECK(disk.create_file(path, made_up).is_ok());
+    const const_span all = { bytes.data(), bytes.size() };
+    CHECK(made_up->append(&all, 1).is_ok() && made_up->close().is_ok());
+    CHECK(::truncate(path.c_str(), static_cast<off_t>(bytes.size() + head.payload_size)) == 0);
+
+    auto s = open(disk, o);
+    CHECK(s->stats().values.damaged[static_cast<size_t>(damage::bad_length)] == 1);
+    CHECK(m.restore(*s, tokens) == 0);
+    CHECK(m.save(*s, tokens).is_ok());
+    CHECK(m.restore(*s, tokens) == 64);
 }
 
 TEST(names_take_what_they_did_not_give) {

@@ -204,10 +204,17 @@ void fault_env::reset_calls() {
 
 void fault_env::power_cut(cut_mode mode) {
     std::lock_guard<std::mutex> guard(mu);
+    const bool is_kill = fault_is == fault::kill;
+    locks.clear();
+    dead      = false;
+    fault_at  = 0;
+    fault_is  = fault::none;
+    read_only = false;
+    if (is_kill) { // what was not synced is there, and still not safe
+        return;
+    }
     tree left;
-    if (fault_is == fault::kill) {
-        left = now;
-    } else if (mode == cut_mode::strict) {
+    if (mode == cut_mode::strict) {
         for (const auto & [path, file] : durable) {
             auto copy = std::make_shared<node>(*file);
             copy->bytes = copy->synced;
@@ -234,11 +241,6 @@ void fault_env::power_cut(cut_mode mode) {
     }
     now     = left;
     durable = left;
-    locks.clear();
-    dead      = false;
-    fault_at  = 0;
-    fault_is  = fault::none;
-    read_only = false;
 }
 
 void fault_env::set_read_only(bool on) {

@@ -105,9 +105,12 @@ std::string segment(uint64_t id)         { return hex(id) + segment_suffix; }
 std::string anchor(const key & k)        { return hex(k) + anchor_suffix; }
 std::string checkpoint(uint32_t number)  { return checkpoint_prefix + std::to_string(number) + checkpoint_suffix; }
 std::string temp(uint64_t number)        { return temp_prefix + std::to_string(number); }
+std::string removed(const key & fingerprint, int64_t now_ms) {
+    return removed_prefix + hex(fingerprint) + "-" + std::to_string(now_ms);
+}
 
 bool parse_segment(const std::string & name, uint64_t & id) {
-    return parse_hex(middle(name, "", segment_suffix), id);
+    return parse_hex(middle(name, "", segment_suffix), id) && id < max_segment;
 }
 
 bool parse_anchor(const std::string & name, key & k) {
@@ -131,6 +134,10 @@ bool parse_checkpoint(const std::string & name, uint32_t & number) {
 
 bool is_temp(const std::string & name) {
     return name.compare(0, std::strlen(temp_prefix), temp_prefix) == 0;
+}
+
+bool is_removed(const std::string & name) {
+    return name.compare(0, std::strlen(removed_prefix), removed_prefix) == 0;
 }
 
 } // namespace names

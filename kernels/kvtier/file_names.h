@@ -37,10 +37,15 @@ constexpr char quarantine[]  = "quarantine";
 constexpr char users[]       = "u";
 constexpr char index_file[]  = "index.bin";
 constexpr char temp_prefix[] = "tmp-";
+constexpr char removed_prefix[] = "removed-"; // of a model's folder, while its files are being removed
 
 // By convention (bford.info/cachedir) backup programs skip a folder that holds this.
 constexpr char tag_text[] = "Signature: 8a477f597d28d172789f06886806bc55\n"
                             "# Model state kept by llama-run. It can be deleted while no server runs.\n";
+
+// Numbers below these have names that are read back; counting up starts below their half, so it never gets there.
+constexpr uint64_t max_segment    = uint64_t(1) << 63;
+constexpr uint32_t max_checkpoint = 1000000000;
 
 std::string join(const std::string & folder, const std::string & name);
 std::string parent(const std::string & path);
@@ -49,11 +54,13 @@ std::string segment(uint64_t id);
 std::string anchor(const key & k);
 std::string checkpoint(uint32_t number);
 std::string temp(uint64_t number);
+std::string removed(const key & fingerprint, int64_t now_ms);
 
 bool parse_segment(const std::string & name, uint64_t & id);
 bool parse_anchor(const std::string & name, key & k);
 bool parse_checkpoint(const std::string & name, uint32_t & number);
 bool is_temp(const std::string & name);
+bool is_removed(const std::string & name);
 
 } // namespace names
 } // namespace kvtier

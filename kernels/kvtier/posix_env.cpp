@@ -31,7 +31,10 @@ status from_errno(const std::string & path, const char * what, int code) {
         case ENOENT:
         case ENOTDIR: return status::miss(text);
         case ENOSPC:
-        case EDQUOT:  return status::no_space(text);
+        case EDQUOT:
+        case EMFILE: // of handles or memory there may be too few at the moment: no file is at fault
+        case ENFILE:
+        case ENOMEM:  return status::no_space(text);
         case ELOOP:   return status::corrupt(damage::wrong_type, path + ": a link where a file belongs");
         default:      return status::io_error(text);
     }
@@ -264,6 +267,11 @@ private:
     descriptor fd; // closing it gives the lock back
 };
 
+// Holes take no space. More blocks than bytes are room that a file system keeps for a moment.
+uint64_t space_of(const struct stat & info) {
+    return std::min(static_cast<uint64_t>(info.st_size), static_cast<uint64_t>(info.st_blocks) * 512);
+}
+
 class posix_env_impl : public env {
 public:
     status open_file(const std::string & path, std::unique_ptr<readable_file> & out) override {
@@ -334,7 +342,7 @@ public:
             entry.name        = found->d_name;
             entry.type        = S_ISREG(info.st_mode) ? file_type::file
                               : S_ISDIR(info.st_mode) ? file_type::folder : file_type::other;
-            entry.size        = S_ISREG(info.st_mode) ? static_cast<uint64_t>(info.st_size) : 0;
+            entry.size        = S_ISREG(info.st_mode) ? space_of(info) : 0;
             entry.modified_ms = static_cast<int64_t>(info.st_mtime) * 1000;
             out.push_back(std::move(entry));
         }
@@ -374,6 +382,20 @@ public:
     }
 
     status lock_file(const std::string & path, std::unique_ptr<file_lock> & out) override {
+        constexpr int max_attempts = 10; // each but the last met a folder that was being removed
+        status        s = status::ok();
+        for (int i = 0; i < max_attempts; i++) {
+            s = try_lock(path, out);
+            if (!s.is_ok() || out != nullptr) {
+                return s;
+            }
+        }
+        return status::io_error(path + ": is replaced again and again");
+    }
+
+    // Ok without a lock: what was locked does not lie there any more.
+    static status try_lock(const std::string & path, std::unique_ptr<file_lock> & out) {
+        out.reset();
         const int fd = open_retrying(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0600);
         if (fd < 0) {
             return from_errno(path, "open lock", errno);
@@ -387,6 +409,9 @@ public:
             const ssize_t n        = ::pread(fd, text, sizeof(text) - 1, 0);
             const long    pid      = n > 0 ? std::strtol(text, nullptr, 10) : 0;
             return status::busy(path + ": held by process " + (pid > 0 ? std::to_string(pid) : "(unknown)"));
+        }
+        if (!is_file_at(path, fd)) {
+            return status::ok();
         }
         // Only for the message above: a failure to write it is no reason to refuse.
         const std::string pid = std::to_string(static_cast<long>(::getpid())) + "\n";
@@ -414,31 +439,51 @@ public:
 
 } // namespace
 
+bool is_file_at(const std::string & path, int fd) {
+    struct stat opened, found;
+    return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &found) == 0 && opened.st_dev == found.st_dev &&
+           opened.st_ino == found.st_ino;
+}
+
 env & posix_env() {
     static posix_env_impl * const instance = new posix_env_impl;
     return *instance;
 }
 
+namespace {
+
+// The first problem of many; what is gone meanwhile is none.
+class first_problem {
+public:
+    bool met(const status & s) {
+        if (first.is_ok() && !s.is_miss()) {
+            first = s;
+        }
+        return !s.is_ok();
+    }
+    const status & get() const { return first; }
+
+private:
+    status first = status::ok();
+};
+
+} // namespace
+
 // Folders are taken from a list instead of by recursion: a hostile tree may be deeper than the stack.
 status measure_tree(env & e, const std::string & path, uint64_t & bytes) {
     bytes = 0;
+    first_problem            problem;
     std::vector<std::string> folders = { path };
     std::vector<dir_entry>   entries;
     while (!folders.empty()) {
         const std::string folder = std::move(folders.back());
         folders.pop_back();
         uint64_t size = 0;
-        status   s    = e.folder_size(folder, size);
-        if (s.is_ok()) {
-            s = e.list_dir(folder, entries);
-        }
-        if (s.is_miss()) {
-            continue; // gone since
-        }
-        if (!s.is_ok()) {
-            return s;
+        if (problem.met(e.folder_size(folder, size))) {
+            continue;
         }
         bytes += size;
+        problem.met(e.list_dir(folder, entries));
         for (const dir_entry & entry : entries) {
             if (entry.type == file_type::folder) {
                 folders.push_back(folder + "/" + entry.name);
@@ -447,46 +492,41 @@ status measure_tree(env & e, const std::string & path, uint64_t & bytes) {
             }
         }
     }
-    return status::ok();
+    return problem.get();
 }
 
 status remove_tree(env & e, const std::string & path, uint64_t * bytes) {
+    first_problem            problem;
     std::vector<std::string> folders = { path };
     std::vector<uint64_t>    sizes; // of the folders
     std::vector<dir_entry>   entries;
+    uint64_t                 freed = 0;
     for (size_t i = 0; i < folders.size(); i++) {
         const std::string folder = folders[i];
-        uint64_t size = 0;
-        if (status s = e.folder_size(folder, size); !s.is_ok()) {
-            return s;
+        const status      looked = e.folder_size(folder, sizes.emplace_back(0));
+        if (i == 0 && looked.is_miss()) {
+            return looked;
         }
-        sizes.push_back(size);
-        if (status s = e.list_dir(folder, entries); !s.is_ok()) {
-            return s;
-        }
+        problem.met(looked);
+        problem.met(e.list_dir(folder, entries));
         for (const dir_entry & entry : entries) {
             const std::string child = folder + "/" + entry.name;
             if (entry.type == file_type::folder) {
                 folders.push_back(child);
-                continue;
-            }
-            if (status s = e.remove_file(child); !s.is_ok() && !s.is_miss()) {
-                return s;
-            }
-            if (bytes != nullptr) {
-                *bytes += disk_size(entry.size);
+            } else if (!problem.met(e.remove_file(child))) {
+                freed += disk_size(entry.size);
             }
         }
     }
     for (size_t i = folders.size(); i-- > 0;) {
-        if (status s = e.remove_dir(folders[i]); !s.is_ok() && !s.is_miss()) {
-            return s;
-        }
-        if (bytes != nullptr) {
-            *bytes += sizes[i];
+        if (!problem.met(e.remove_dir(folders[i]))) {
+            freed += sizes[i];
         }
     }
-    return status::ok();
+    if (bytes != nullptr) {
+        *bytes += freed;
+    }
+    return problem.get();
 }
 
 } // namespace kvtier

@@ -48,6 +48,7 @@ struct anchor {
     uint64_t hits            = 0;
     run *    at = nullptr; // null: its run is not stored
     std::atomic<uint32_t> pins{ 0 };
+    std::atomic<uint32_t> n_refused{ 0 }; // reads that the disk has refused
 };
 
 // The runs that continue another one, ascending by their tokens. Nearly always there is one: it takes no memory of its
@@ -125,6 +126,7 @@ struct segment {
     std::vector<checkpoint *>                          ends;  // checkpoints whose last run is here
 
     std::atomic<uint32_t> pins{ 0 };       // being read or built upon: not to be evicted
+    std::atomic<uint32_t> n_refused{ 0 };  // reads that the disk has refused
     std::atomic<uint64_t> looked_up{ 0 };  // number of the last search that came through
 };
 

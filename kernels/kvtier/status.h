@@ -1,8 +1,9 @@
 // The result of everything in the store that can go wrong.
 //
 // Seven kinds, because callers do seven different things: use it, recompute, recompute and set a file aside, leave a
-// newer format alone, stop writing, report the disk, report the other process. Only ok restores. The message names the
-// file and the cause, for the log; the damage says under which reason a broken file is counted.
+// newer format alone, go without (no room on the disk or in memory, no file handle), report the disk, report the other
+// process. Only ok restores. The message names the file and the cause, for the log; the damage says under which reason a
+// broken file is counted.
 #pragma once
 
 #include <cstdint>

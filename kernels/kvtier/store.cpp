@@ -11,6 +11,24 @@ store_state::store_state(env & e, const store_options & o)
       budget(o.budget != nullptr ? o.budget : std::make_shared<disk_budget>(o.max_bytes)),
       ram(o.ram_bytes, o.windows) {}
 
+// Another process may be removing the folder: it is made again then.
+status store_state::take_lock() {
+    constexpr int max_attempts = 10;
+    status        s = status::ok();
+    for (int i = 0; i < max_attempts; i++) {
+        if (!options.inspect) {
+            if (s = e.make_dir(model_dir); !s.is_ok()) {
+                return s;
+            }
+        }
+        s = e.lock_file(names::join(model_dir, names::lock_file), lock);
+        if (!s.is_miss() || options.inspect) {
+            return s;
+        }
+    }
+    return s;
+}
+
 store::store(std::unique_ptr<store_state> state) : state(std::move(state)) {}
 
 status store::open(env & e, const store_options & options, std::unique_ptr<store> & out) {
@@ -26,11 +44,8 @@ status store::open(env & e, const store_options & options, std::unique_ptr<store
         }
         // The root may be new, so its name must last too. That its folder is somebody else's is no reason to fail.
         (void) e.sync_dir(names::parent(root)).is_ok();
-        if (status s = e.make_dir(state->model_dir); !s.is_ok()) {
-            return s;
-        }
     }
-    if (status s = e.lock_file(names::join(state->model_dir, names::lock_file), state->lock); !s.is_ok()) {
+    if (status s = state->take_lock(); !s.is_ok()) {
         return s;
     }
     if (!options.inspect) {
@@ -55,11 +70,17 @@ status store::open(env & e, const store_options & options, std::unique_ptr<store
         state->budget->disown(name);
         return s;
     }
+    if (!options.inspect) {
+        state->budget->join(state.get());
+        std::lock_guard<std::mutex> writing(state->write_mu);
+        (void) state->free_room(0);
+    }
     out.reset(new store(std::move(state)));
     return status::ok();
 }
 
 store::~store() {
+    state->budget->leave(state.get());
     if (!state->options.inspect) {
         std::lock_guard<std::mutex> writing(state->write_mu);
         state->finish_deferred();
@@ -317,8 +338,9 @@ status store::remove_conversation(const key & name_space, uint64_t hash, uint64_
         }
         s.forget_conversation(*it->second, files);
     }
-    bytes_freed = s.remove_files(files);
-    return status::ok();
+    std::set<std::string> changed;
+    bytes_freed = s.remove_files(files, &changed);
+    return s.sync_removals(changed);
 }
 
 status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) {
@@ -350,19 +372,20 @@ status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) 
         s.deferred.clear();
     }
     s.ram.erase_name_space(name_space);
-    bytes_freed = s.remove_files(files);
+    std::set<std::string> changed = { s.model_dir };
+    bytes_freed = s.remove_files(files, &changed);
     bytes_freed += s.empty_quarantine(); // damaged files do not tell whose they are
+    status removed = status::ok();
     if (name_space != key{}) {
-        uint64_t rest = 0;
-        const status removed = remove_tree(s.e, s.folder_of(name_space), &rest);
-        s.forget_gone_folders(s.folder_of(name_space));
-        s.discharge(rest);
+        const std::string folder = s.folder_of(name_space);
+        uint64_t          rest   = 0;
+        removed = remove_tree(s.e, folder, &rest);
+        s.discharge_gone(folder);
         bytes_freed += rest;
-        if (!removed.is_ok() && !removed.is_miss()) {
-            return removed;
-        }
+        changed.insert(names::parent(folder));
     }
-    return status::ok();
+    const status synced = s.sync_removals(changed);
+    return removed.is_ok() || removed.is_miss() ? synced : removed;
 }
 
 status store::gc(uint64_t & bytes_freed) {
@@ -401,8 +424,7 @@ status store::gc(uint64_t & bytes_freed) {
     for (const key & name_space : everyone) {
         s.apply_limits(name_space, nullptr);
     }
-    while (s.budget->used() > s.budget->limit() && s.evict_one()) {
-    }
+    (void) s.free_room(0);
     s.flush_indexes();
     bytes_freed = before > s.own_bytes ? before - s.own_bytes : 0;
     return status::ok();

@@ -156,6 +156,7 @@ public:
     // stored before is lost, and what was written so far of the request stays.
     status save(const save_request & request);
 
+    // Removals hold after a power cut, too, once they return ok.
     status remove_conversation(const key & name_space, uint64_t hash, uint64_t & bytes_freed);
     status remove_name_space(const key & name_space, uint64_t & bytes_freed);
 
@@ -179,5 +180,8 @@ private:
 
 // Fingerprints that have a folder under root_dir.
 status list_models(env & e, const std::string & root_dir, std::vector<key> & out);
+
+// Removes all that is stored of a model. Busy when a process has it open. bytes_freed grows by what was freed.
+status remove_model(env & e, const std::string & root_dir, const key & fingerprint, uint64_t & bytes_freed);
 
 } // namespace kvtier

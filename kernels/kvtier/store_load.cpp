@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
+#include <set>
 #include <system_error>
 #include <thread>
 
@@ -22,10 +23,11 @@ struct read_task {
     uint64_t            file_size = 0;
     uint64_t            offset    = 0;
     uint64_t            bytes     = 0;
-    uint64_t            owner     = 0;        // id of the segment
+    const segment *     owner     = nullptr;  // kept by the match
     bool                is_anchor = false;
     bool                is_large  = false;    // is read in blocks
     bool                is_cached = true;     // by the system: no disk is waited for
+    bool                given_up  = false;    // nobody waited for it
     std::vector<size_t> runs;                 // indices into match::runs
     status              result = status::ok();
 };
@@ -49,6 +51,10 @@ struct anchor_reading {
     std::atomic<bool>       whole{ false }; // and checked
 };
 
+status given_up() {
+    return status::miss("given up: nobody waits for it");
+}
+
 status mismatch(const std::string & path) {
     return status::corrupt(damage::bad_checksum, path + ": state does not match its checksum");
 }
@@ -60,7 +66,7 @@ status read_state(readable_file & file, uint64_t step, uint64_t offset, uint8_t 
     const uint64_t end = offset + size;
     for (uint64_t at = offset / block_size * block_size; at < end; at += step) {
         if (progress.abandoned) {
-            return status::miss("given up: nobody waits for it");
+            return given_up();
         }
         const uint64_t until = std::min(at + step, (end + block_size - 1) / block_size * block_size);
         const span     part  = { to + (static_cast<int64_t>(at) - static_cast<int64_t>(offset)), static_cast<size_t>(until - at) };
@@ -123,7 +129,7 @@ static std::vector<read_task> read_tasks(const store_state & s, const match & m,
             continue;
         }
         const bool is_large  = r.size >= buffer::min_large;
-        const bool continues = !tasks.empty() && !tasks.back().is_anchor && tasks.back().owner == r.owner->id &&
+        const bool continues = !tasks.empty() && !tasks.back().is_anchor && tasks.back().owner == r.owner &&
                                tasks.back().is_large == is_large &&
                                tasks.back().offset + tasks.back().bytes == r.offset &&
                                tasks.back().bytes + r.size <= max_task_bytes;
@@ -132,7 +138,7 @@ static std::vector<read_task> read_tasks(const store_state & s, const match & m,
             task.path      = names::join(names::join(s.folder_of(m.name_space), names::pages), names::segment(r.owner->id));
             task.file_size = r.owner->file_size;
             task.offset    = r.offset;
-            task.owner     = r.owner->id;
+            task.owner     = r.owner;
             task.is_large  = is_large;
             tasks.push_back(std::move(task));
         }
@@ -226,10 +232,11 @@ void loading_work::run_tasks() {
     for (size_t i = next_task++; i < tasks.size(); i = next_task++) {
         read_task & task = tasks[i];
         try {
-            task.result = progress.abandoned ? status::miss("given up: nobody waits for it") : run_task(task);
+            task.result = progress.abandoned ? given_up() : run_task(task);
         } catch (const std::bad_alloc &) {
-            task.result = status::io_error(task.path + ": out of memory for its state");
+            task.result = status::no_space(task.path + ": out of memory for its state");
         }
+        task.given_up = task.result.is_miss() && progress.abandoned;
         if (task.is_anchor) {
             if (!task.result.is_ok() && anchor.failed.exchange(true)) {
                 task.result = status::ok(); // one anchor, one fault
@@ -260,35 +267,59 @@ void loading_work::done(const read_task & task) {
     changed.notify_all();
 }
 
-// A problem, if there was any. Damaged objects leave the index at once: the next lookup does without them.
-static status forget_damaged(store_state & s, const match & m, const std::vector<read_task> & tasks) {
-    status       result = status::ok();
-    doomed_files damaged;
-    for (const read_task & task : tasks) {
+// Whether the object that a task has read must go: the file is damaged, or missing though the index names it, or the disk
+// has refused to read it more than once. Lack of memory or handles and a reader that left say nothing about the file.
+static bool is_lost(const status & result, std::atomic<uint32_t> & n_refused) {
+    constexpr uint32_t max_refused = 2;
+    return result.is_damaged() || result.is_miss() || (result.is_io_error() && ++n_refused >= max_refused);
+}
+
+// Takes it out of the index, if it is still the same that was read: a new one may be in its place.
+static bool forget_lost(store_state & s, const match & m, const read_task & task, doomed_files & out) {
+    if (task.is_anchor) {
+        const auto it = s.anchors.find({ m.name_space, m.at->k });
+        if (it == s.anchors.end() || it->second != m.at || !is_lost(task.result, m.at->n_refused)) {
+            return false;
+        }
+        s.forget_checkpoints_at(m.at->at, out);
+        s.forget_anchor(m.at, out);
+    } else {
+        const auto it = s.segments.find(task.owner->id);
+        if (it == s.segments.end() || it->second.get() != task.owner || !is_lost(task.result, it->second->n_refused)) {
+            return false;
+        }
+        s.forget_segment(*it->second, out);
+    }
+    out.back().aside = true;
+    return true;
+}
+
+// A problem, if there was any. Lost objects leave the index at once: the next lookup does without them.
+static status forget_damaged(store_state & s, const match & m, std::vector<read_task> & tasks) {
+    status                    result = status::ok();
+    std::set<const segment *> refused; // by the disk: however many parts of it, once per restore
+    for (read_task & task : tasks) {
         if (task.result.is_ok()) {
             continue;
         }
-        result = task.result;
         s.count.read_errors += task.result.is_io_error();
-        if (!task.result.is_damaged()) {
-            continue;
-        }
-        s.count.count_damage(task.result.reason());
-        std::unique_lock<std::shared_mutex> guard(s.mu);
-        s.note(task.path, task.result);
-        if (task.is_anchor) {
-            if (s.anchors.count({ m.name_space, m.at->k }) != 0) {
-                s.forget_checkpoints_at(m.at->at, damaged);
-                s.forget_anchor(m.at, damaged);
-                damaged.back().aside = true;
+        const bool is_known = !task.is_anchor && task.result.is_io_error() && !refused.insert(task.owner).second;
+        if (!task.given_up && !is_known) {
+            doomed_files lost;
+            std::unique_lock<std::shared_mutex> guard(s.mu);
+            if (forget_lost(s, m, task, lost)) {
+                if (task.result.is_miss()) {
+                    task.result = status::corrupt(damage::incomplete, task.path + ": is missing");
+                }
+                if (task.result.is_damaged()) {
+                    s.count.count_damage(task.result.reason());
+                }
+                s.note(task.path, task.result);
+                // A slow save must not hold up this request: if one is under way, it is left to it to move the file.
+                s.deferred.insert(s.deferred.end(), lost.begin(), lost.end());
             }
-        } else if (const auto it = s.segments.find(task.owner); it != s.segments.end()) {
-            s.forget_segment(*it->second, damaged);
-            damaged.back().aside = true;
         }
-        // A slow save must not hold up this request: if one is under way, it is left to it to move the file.
-        s.deferred.insert(s.deferred.end(), damaged.begin(), damaged.end());
-        damaged.clear();
+        result = task.result;
     }
     return result;
 }
@@ -497,7 +528,7 @@ status store::begin_load(const match & m, const token * tokens, size_t n_tokens,
         work->prepare();
     } catch (const std::bad_alloc &) {
         s.count.load_failures++;
-        return status::io_error("out of memory for the state of " + std::to_string(m.n_tokens) + " tokens");
+        return status::no_space("out of memory for the state of " + std::to_string(m.n_tokens) + " tokens");
     }
     work->begin();
     out = std::make_unique<loading>(std::move(work));

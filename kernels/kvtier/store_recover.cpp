@@ -54,28 +54,30 @@ void store_state::refuse(const std::string & folder, const dir_entry & entry, co
         size = disk_block;
     }
     charge(size);
-    if (!why.is_damaged()) {
+    if (why.is_damaged()) {
+        count.count_damage(why.reason());
+        note(path, why);
+    } else {
         count.read_errors++;
-        return;
     }
-    count.count_damage(why.reason());
-    note(path, why);
-    if (!options.inspect && !why.is_incompatible()) {
+    if (why.is_corrupt() && !options.inspect) {
         set_aside(folder, entry.name, size);
+    } else {
+        leave(path, size);
     }
 }
 
 void store_state::remove_unfinished(const std::string & folder, const dir_entry & entry) {
     count.temporary_removed++;
-    if (options.inspect) {
-        charge(disk_size(entry.size));
-        return;
-    }
     const std::string path = names::join(folder, entry.name);
-    const status s = entry.type == file_type::folder ? remove_tree(e, path, nullptr) : e.remove_file(path);
-    if (!s.is_ok() && !s.is_miss()) {
-        charge(disk_size(entry.size));
+    if (!options.inspect) {
+        const status s = entry.type == file_type::folder ? remove_tree(e, path, nullptr) : e.remove_file(path);
+        if (s.is_ok() || s.is_miss()) {
+            return;
+        }
     }
+    charge(disk_size(entry.size));
+    leave(path, disk_size(entry.size));
 }
 
 static status wrong_type() {
@@ -107,6 +109,15 @@ status store_state::list_finished(const std::string & folder, std::vector<dir_en
     return status::ok();
 }
 
+// A restore takes as much memory as a file says it has state. No state shrinks to a 64th by compression: a large file with
+// so little behind it was made up.
+static status check_space(uint64_t on_disk, uint64_t file_size) {
+    constexpr uint64_t max_harmless = uint64_t(256) << 20;
+    constexpr uint64_t max_ratio    = 64;
+    return file_size <= max_harmless || file_size / max_ratio <= on_disk
+        ? status::ok() : status::corrupt(damage::bad_length, "has " + std::to_string(file_size) + " bytes, most of them holes");
+}
+
 // Reads the head of one file for `learn`, which decodes it and makes it known, or says why it cannot be used.
 bool store_state::scan_file(const std::string & folder, const dir_entry & entry, uint16_t kind, const learn_head & learn) {
     std::vector<uint8_t> bytes;
@@ -114,6 +125,9 @@ bool store_state::scan_file(const std::string & folder, const dir_entry & entry,
     status               s = wrong_type();
     if (entry.type == file_type::file) {
         s = read_head(names::join(folder, entry.name), kind, file_size, bytes);
+    }
+    if (s.is_ok()) {
+        s = check_space(entry.size, file_size).in(names::join(folder, entry.name));
     }
     if (s.is_ok()) {
         s = learn(bytes, file_size);
@@ -133,7 +147,9 @@ void store_state::scan_segment(const key & name_space, const std::string & folde
         refuse(folder, entry, misplaced("not the name of a segment"));
         return;
     }
-    next_segment = std::max(next_segment, id + 1);
+    if (id < names::max_segment / 2) { // a name near the end of the range must not leave none for what is saved next
+        next_segment = std::max(next_segment, id + 1);
+    }
     scan_file(folder, entry, format::kind_segment, [&](const std::vector<uint8_t> & bytes, uint64_t file_size) {
         segment_head head;
         if (status s = decode_segment(bytes.data(), bytes.size(), file_size, head); !s.is_ok()) {
@@ -188,7 +204,9 @@ void store_state::scan_checkpoint(conversation & c, const std::string & folder, 
         refuse(folder, entry, misplaced("not the name of a checkpoint"));
         return;
     }
-    c.next_number = std::max(c.next_number, number + 1);
+    if (number < names::max_checkpoint / 2) {
+        c.next_number = std::max(c.next_number, number + 1);
+    }
     scan_file(folder, entry, format::kind_checkpoint, [&](const std::vector<uint8_t> & bytes, uint64_t file_size) {
         checkpoint_record record;
         if (status s = decode_checkpoint(bytes.data(), bytes.size(), file_size, record); !s.is_ok()) {
@@ -277,8 +295,8 @@ void store_state::scan_conversation(const key & name_space, uint64_t hash) {
     turn = std::max(turn, slot->last_turn);
     if (slot->checkpoints.empty()) {
         if (!options.inspect) {
-            if (slot->index_size > 0 && e.remove_file(names::join(folder, names::index_file)).is_ok()) {
-                discharge(disk_size(slot->index_size));
+            if (slot->index_size > 0) {
+                remove_or_leave(names::join(folder, names::index_file), disk_size(slot->index_size));
             }
             if (e.remove_dir(folder).is_ok()) {
                 discharge_folder(folder);
@@ -295,6 +313,7 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
         return s;
     }
     recount_folder(folder);
+    unsynced.insert(folder);
     name_spaces[name_space];
     const bool anonymous = name_space == key{};
     for (const dir_entry & entry : entries) {
@@ -303,6 +322,7 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
         uint64_t          hash      = 0;
         if (is_folder && (entry.name == names::pages || entry.name == names::anchors)) {
             recount_folder(path);
+            unsynced.insert(path);
             std::vector<dir_entry> inside;
             (void) list_finished(path, inside).is_ok(); // a folder that cannot be read is one without files
             for (const dir_entry & file : inside) {
@@ -318,9 +338,7 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
             has_quarantine = true;
             recount_folder(path);
             const uint64_t counted = quarantine_bytes; // set aside a moment ago, from a folder that was scanned before
-            if (status s = measure_tree(e, path, quarantine_bytes); !s.is_ok()) {
-                return s;
-            }
+            (void) measure_tree(e, path, quarantine_bytes).is_ok(); // as far as it can be read
             uint64_t folder_size = 0;
             (void) e.folder_size(path, folder_size).is_ok();
             quarantine_bytes -= std::min(quarantine_bytes, folder_size);
@@ -331,10 +349,12 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
             }
         } else if (anonymous && is_folder && entry.name == names::users) {
             recount_folder(path); // its folders are scanned apart
+            unsynced.insert(path);
         } else if (anonymous && entry.type == file_type::file && entry.name == names::lock_file) {
             charge(disk_block);
         } else if (entry.name[0] == '.') {
             charge(disk_size(entry.size)); // a desktop's, not ours
+            leave(path, disk_size(entry.size));
         } else {
             key        k;
             uint64_t   number;
@@ -348,56 +368,6 @@ status store_state::scan_name_space(const key & name_space, scan_result & found)
     return status::ok();
 }
 
-// Other models' folders count against the budget too. They get at most half of it: the oldest go first, unless a
-// process holds them.
-void store_state::count_foreign() {
-    struct other {
-        std::string name;
-        uint64_t    bytes;
-        int64_t     used_ms;
-    };
-    std::vector<dir_entry> entries;
-    if (!e.list_dir(options.root_dir, entries).is_ok()) {
-        return;
-    }
-    std::vector<other> others;
-    uint64_t           total = 0;
-    for (const dir_entry & entry : entries) {
-        key k;
-        if (entry.type != file_type::folder || !parse_hex(entry.name, k) || k == options.fingerprint ||
-            budget->is_owned(entry.name)) {
-            continue;
-        }
-        const std::string path = names::join(options.root_dir, entry.name);
-        other             o    = { entry.name, 0, entry.modified_ms };
-        if (!measure_tree(e, path, o.bytes).is_ok()) {
-            continue;
-        }
-        std::vector<dir_entry> inside;
-        if (e.list_dir(path, inside).is_ok()) {
-            for (const dir_entry & i : inside) {
-                o.used_ms = i.name == names::lock_file ? i.modified_ms : o.used_ms; // written at each opening
-            }
-        }
-        total += o.bytes;
-        others.push_back(std::move(o));
-    }
-    std::sort(others.begin(), others.end(), [](const other & a, const other & b) { return a.used_ms < b.used_ms; });
-    for (other & o : others) {
-        const std::string path = names::join(options.root_dir, o.name);
-        if (total > budget->limit() / 2 && !options.inspect) {
-            std::unique_ptr<file_lock> held;
-            uint64_t                   freed = 0;
-            if (e.lock_file(names::join(path, names::lock_file), held).is_ok() && remove_tree(e, path, &freed).is_ok()) {
-                count.evicted_bytes += freed;
-                total -= std::min(total, o.bytes);
-                o.bytes = 0;
-            }
-        }
-        budget->set_foreign(o.name, o.bytes);
-    }
-}
-
 status store_state::recover() {
     scan_result found;
     if (status s = scan_name_space(key{}, found); !s.is_ok()) {
@@ -409,8 +379,9 @@ status store_state::recover() {
         for (const dir_entry & entry : users) {
             key user;
             if (entry.type == file_type::folder && parse_hex(entry.name, user) && user != key{}) {
-                if (status s = scan_name_space(user, found); !s.is_ok()) {
-                    return s;
+                // A folder that cannot be read is its user's loss alone. It is counted for itself.
+                if (!scan_name_space(user, found).is_ok()) {
+                    recount_folder(folder_of(user));
                 }
             } else {
                 refuse(users_dir, entry, misplaced("not the folder of a user"));
@@ -452,8 +423,6 @@ status store_state::recover() {
     if (!options.inspect) {
         for (const auto & [name_space, state] : name_spaces) {
             apply_limits(name_space, nullptr);
-        }
-        while (budget->used() > budget->limit() && evict_one()) {
         }
     }
     return status::ok();

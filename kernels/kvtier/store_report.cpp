@@ -202,20 +202,4 @@ status store::verify(verify_report & out) {
     return status::ok();
 }
 
-status list_models(env & e, const std::string & root_dir, std::vector<key> & out) {
-    std::vector<dir_entry> entries;
-    out.clear();
-    if (status s = e.list_dir(root_dir, entries); !s.is_ok()) {
-        return s;
-    }
-    for (const dir_entry & entry : entries) {
-        key k;
-        if (entry.type == file_type::folder && parse_hex(entry.name, k)) {
-            out.push_back(k);
-        }
-    }
-    std::sort(out.begin(), out.end());
-    return status::ok();
-}
-
 } // namespace kvtier

@@ -1,4 +1,4 @@
-// Removing: what makes room, what limits ask for, what a user asks for, and what is damaged.
+// Removing: what limits ask for, what a user asks for, and what is damaged. What makes room: see store_evict.cpp.
 //
 // The index forgets first, under its lock; files go afterwards, checkpoints before the state they name. A power cut
 // in between leaves state without a checkpoint, never the other way round.
@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <set>
 
 namespace kvtier {
 
@@ -15,9 +14,11 @@ void store_state::charge(uint64_t bytes) {
     own_bytes += bytes;
 }
 
+// Never more than it has: what others count is not its to give back.
 void store_state::discharge(uint64_t bytes) {
+    bytes = std::min(bytes, own_bytes);
     budget->release(bytes);
-    own_bytes -= std::min(own_bytes, bytes);
+    own_bytes -= bytes;
 }
 
 // Counts a folder for what it takes now. One that cannot be looked at stays counted as it was.
@@ -55,24 +56,55 @@ uint64_t store_state::discharge_folder(const std::string & path) {
     return counted;
 }
 
-// After remove_tree, which says itself what it freed.
-void store_state::forget_gone_folders(const std::string & tree) {
+void store_state::leave(const std::string & path, uint64_t bytes) {
+    leftovers[path] += bytes;
+}
+
+static bool is_in(const std::string & path, const std::string & tree) {
+    return path.compare(0, tree.size(), tree) == 0 && (path.size() == tree.size() || path[tree.size()] == '/');
+}
+
+// After remove_tree. Only what was counted is given back: files may lie there that nobody has seen before.
+void store_state::discharge_gone(const std::string & tree) {
     std::vector<std::string> known;
+    doomed_files             waiting;
     {
-        std::shared_lock<std::shared_mutex> guard(mu);
+        std::unique_lock<std::shared_mutex> guard(mu);
         for (auto it = folders.lower_bound(tree); it != folders.end() && it->first.compare(0, tree.size(), tree) == 0; ++it) {
-            if (it->first.size() == tree.size() || it->first[tree.size()] == '/') {
+            if (is_in(it->first, tree)) {
                 known.push_back(it->first);
             }
         }
+        waiting.swap(deferred);
     }
     for (const std::string & path : known) {
         uint64_t size = 0;
         if (e.folder_size(path, size).is_miss()) {
-            std::unique_lock<std::shared_mutex> guard(mu);
-            folders.erase(path);
+            discharge_folder(path);
         }
     }
+    const auto is_gone = [&](const std::string & path) {
+        std::unique_ptr<readable_file> file;
+        return is_in(path, tree) && e.open_file(path, file).is_miss();
+    };
+    for (auto it = leftovers.lower_bound(tree); it != leftovers.end() && it->first.compare(0, tree.size(), tree) == 0;) {
+        if (is_gone(it->first)) {
+            discharge(it->second);
+            it = leftovers.erase(it);
+        } else {
+            ++it;
+        }
+    }
+    doomed_files left;
+    for (doomed_file & file : waiting) {
+        if (!file.is_folder && is_gone(names::join(file.folder, file.name))) {
+            discharge(disk_size(file.size));
+        } else {
+            left.push_back(std::move(file));
+        }
+    }
+    std::unique_lock<std::shared_mutex> guard(mu);
+    deferred.insert(deferred.end(), left.begin(), left.end());
 }
 
 uint64_t store_state::turn_of(const key & name_space) const {
@@ -172,23 +204,39 @@ void store_state::forget_segment(segment & s, doomed_files & out) {
     out.push_back(std::move(file));
 }
 
-// A conversation with everything that only it uses: also state whose checkpoint was retired long ago, or never
-// written. That is all that hangs below its first tokens, because they are what makes it this conversation.
-void store_state::forget_conversation(conversation & c, doomed_files & out) {
-    std::vector<uint64_t> mine; // ids: a segment may go while another is looked at
-    const auto            take = [&mine](const segment & s) { mine.push_back(s.id); };
-    std::vector<run *>    below;
+// What a conversation may be alone in using: also state whose checkpoint was retired long ago, or never written. That is
+// all that hangs below its first tokens, because they are what makes it this conversation.
+static std::vector<segment *> segments_of(const conversation & c) {
+    std::set<segment *> found;
+    std::vector<run *>  below;
     for (const auto & [number, point] : c.checkpoints) {
         for (run * r = point->end; r != nullptr; r = r->parent) {
-            take(*r->owner);
+            found.insert(r->owner);
             if (r->p0 < n_conversation_tokens && r->p1 >= n_conversation_tokens) {
                 below.push_back(r);
             }
         }
     }
     for (size_t i = 0; i < below.size(); i++) {
-        take(*below[i]->owner);
+        found.insert(below[i]->owner);
         below.insert(below.end(), below[i]->children.begin(), below[i]->children.end());
+    }
+    return { found.begin(), found.end() };
+}
+
+// Whether somebody reads what would go with it.
+static bool is_being_read(const conversation & c) {
+    const std::vector<segment *> mine = segments_of(c);
+    return std::any_of(mine.begin(), mine.end(), [&c](const segment * s) {
+        return s->pins != 0 && s->users.size() == s->users.count(&c);
+    });
+}
+
+// A conversation with everything that only it uses.
+void store_state::forget_conversation(conversation & c, doomed_files & out) {
+    std::vector<uint64_t> mine; // ids: a segment may go while another is looked at
+    for (const segment * s : segments_of(c)) {
+        mine.push_back(s->id);
     }
     while (c.checkpoints.size() > 1) {
         forget_checkpoint(*c.checkpoints.rbegin()->second, out);
@@ -196,7 +244,6 @@ void store_state::forget_conversation(conversation & c, doomed_files & out) {
     forget_checkpoint(*c.checkpoints.begin()->second, out); // c is gone
 
     std::sort(mine.begin(), mine.end(), std::greater<uint64_t>()); // later ones tend to continue earlier ones
-    mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
     for (bool changed = true; changed;) {
         changed = false;
         for (uint64_t id : mine) {
@@ -210,9 +257,20 @@ void store_state::forget_conversation(conversation & c, doomed_files & out) {
     }
 }
 
-uint64_t store_state::remove_files(const doomed_files & files) {
+void store_state::remove_or_leave(const std::string & path, uint64_t bytes) {
+    if (const status removed = e.remove_file(path); removed.is_ok() || removed.is_miss()) {
+        discharge(bytes);
+    } else {
+        leave(path, bytes);
+    }
+}
+
+// What the disk refuses to remove is tried again by the next writer. changed, if given, gets the folders that lost a name.
+uint64_t store_state::remove_files(const doomed_files & files, std::set<std::string> * changed) {
     uint64_t              freed = 0;
     std::set<std::string> touched;
+    std::set<std::string> kept; // folders in which something stays
+    doomed_files          again;
     for (size_t i = 0; i < files.size(); i++) {
         const doomed_file & file = files[i];
         const std::string   path = names::join(file.folder, file.name);
@@ -220,14 +278,18 @@ uint64_t store_state::remove_files(const doomed_files & files) {
             set_aside(file.folder, file.name, disk_size(file.size));
             continue;
         }
-        const status s = file.is_folder ? e.remove_dir(path) : e.remove_file(path);
+        const status s    = file.is_folder ? e.remove_dir(path) : e.remove_file(path);
+        const bool   gone = s.is_ok() || s.is_miss();
         touched.insert(file.folder);
-        if ((s.is_ok() || s.is_miss()) && file.is_folder) {
+        if (gone && file.is_folder) {
             freed += discharge_folder(path);
             touched.erase(path);
-        } else if (s.is_ok() || s.is_miss()) {
+        } else if (gone) {
             discharge(disk_size(file.size));
             freed += disk_size(file.size);
+        } else if (!file.is_folder || kept.count(path) != 0) { // a folder with other things in it is none of ours to remove
+            again.push_back(file);
+            kept.insert(file.folder);
         }
         const bool last_of_folder = i + 1 == files.size() || files[i + 1].folder != file.folder || !files[i + 1].sync;
         if (file.sync && last_of_folder && s.is_ok()) {
@@ -238,28 +300,50 @@ uint64_t store_state::remove_files(const doomed_files & files) {
     for (const std::string & folder : touched) {
         recount_folder(folder);
     }
+    if (changed != nullptr) {
+        changed->insert(touched.begin(), touched.end());
+    }
+    if (!again.empty()) {
+        std::unique_lock<std::shared_mutex> guard(mu);
+        deferred.insert(deferred.end(), again.begin(), again.end());
+    }
     return freed;
 }
 
 // The bytes stay counted: they only move.
 void store_state::set_aside(const std::string & folder, const std::string & name, uint64_t size) {
     const std::string aside = names::join(model_dir, names::quarantine);
-    if (!has_quarantine) {
-        if (!e.make_dir(aside).is_ok()) {
-            return; // it stays where it is, unused
-        }
-        has_quarantine = true;
+    const std::string path  = names::join(folder, name);
+    if (!has_quarantine && !e.make_dir(aside).is_ok()) { // rather gone than in the way, and counted, for ever
+        remove_or_leave(path, size);
+        return;
     }
+    has_quarantine = true;
     // A name may be as long as the system allows; what is added in front must still fit.
     const std::string target = names::join(aside, std::to_string(e.now_ms()) + "-" + std::to_string(next_quarantine++) +
                                                   "-" + name.substr(0, 100));
-    const status moved = e.rename(names::join(folder, name), target);
+    const status moved = e.rename(path, target);
     if (moved.is_ok()) {
         quarantine_bytes += size;
     } else if (moved.is_miss()) {
         discharge(size);
+    } else {
+        leave(path, size);
     }
     recount_folder(aside);
+}
+
+// So that what was removed stays so after a power cut. A folder that has gone itself needs none of that.
+status store_state::sync_removals(const std::set<std::string> & changed) {
+    status result = status::ok();
+    for (const std::string & folder : changed) {
+        count.syncs++;
+        const status s = e.sync_dir(folder);
+        if (result.is_ok() && !s.is_miss()) {
+            result = s;
+        }
+    }
+    return result;
 }
 
 void store_state::finish_deferred() {
@@ -271,6 +355,8 @@ void store_state::finish_deferred() {
         std::unique_lock<std::shared_mutex> guard(mu);
         files.swap(deferred);
     }
+    // Folders last: something may have been put there, and given up as well, since they were.
+    std::stable_partition(files.begin(), files.end(), [](const doomed_file & file) { return !file.is_folder; });
     remove_files(files);
 }
 
@@ -297,97 +383,6 @@ uint64_t store_state::empty_quarantine() {
     return freed;
 }
 
-bool store_state::evict_one() {
-    if (has_quarantine && empty_quarantine() > 0) {
-        return true;
-    }
-    std::shared_ptr<segment> worst_segment;
-    std::shared_ptr<anchor>  worst_anchor;
-    {
-        std::shared_lock<std::shared_mutex> guard(mu);
-        const int64_t  now      = e.now_ms();
-        const uint64_t serving  = n_lookups.load();
-        double         worst    = 0;
-        const auto     consider = [&](double score) {
-            const bool first = worst_segment == nullptr && worst_anchor == nullptr;
-            if (!first && score >= worst) {
-                return false;
-            }
-            worst = score;
-            return true;
-        };
-        for (const auto & [id, s] : segments) {
-            if (s->pins != 0 || s->n_outer_children != 0) {
-                continue;
-            }
-            object_facts facts;
-            facts.bytes           = s->file_size;
-            facts.age_ms          = now - s->last_used_ms;
-            facts.idle_turns      = turn_of(s->name_space) - std::min(turn_of(s->name_space), s->last_turn);
-            facts.hits            = s->hits;
-            facts.n_conversations = static_cast<uint32_t>(s->users.size());
-            facts.static_prefix   = (s->flags & format::flag_static_prefix) != 0;
-            facts.being_served    = serving != 0 && s->looked_up == serving;
-            if (consider(s->n_attached == 0 ? -1 : keep_score(facts))) {
-                worst_segment = s;
-                worst_anchor.reset();
-            }
-        }
-        for (const auto & [id, a] : anchors) {
-            if (a->pins != 0 || (a->at != nullptr && a->at->owner->pins != 0)) {
-                continue;
-            }
-            object_facts facts;
-            facts.bytes         = a->file_size;
-            facts.age_ms        = now - a->last_used_ms;
-            facts.idle_turns    = turn_of(a->name_space) - std::min(turn_of(a->name_space), a->last_turn);
-            facts.hits          = a->hits;
-            facts.static_prefix = (a->flags & format::flag_static_prefix) != 0;
-            if (a->at != nullptr) {
-                facts.n_conversations = static_cast<uint32_t>(a->at->owner->users.size());
-                facts.being_served    = serving != 0 && a->at->owner->looked_up == serving;
-            }
-            if (consider(a->at == nullptr ? -1 : keep_score(facts))) {
-                worst_anchor = a;
-                worst_segment.reset();
-            }
-        }
-    }
-    doomed_files files;
-    {
-        std::unique_lock<std::shared_mutex> guard(mu);
-        const bool has_segment = worst_segment != nullptr && segments.count(worst_segment->id) != 0;
-        const bool has_anchor  = worst_anchor != nullptr && anchors.count({ worst_anchor->name_space, worst_anchor->k }) != 0;
-        if (has_segment && worst_segment->pins == 0) {
-            forget_segment(*worst_segment, files);
-            count.evicted_segments++;
-        } else if (has_anchor && worst_anchor->pins == 0) {
-            forget_checkpoints_at(worst_anchor->at, files);
-            forget_anchor(worst_anchor, files);
-            count.evicted_anchors++;
-        }
-    }
-    if (files.empty()) {
-        return worst_segment != nullptr || worst_anchor != nullptr; // pinned or gone since: look again
-    }
-    const uint64_t freed = remove_files(files);
-    count.evicted_bytes += freed;
-    return freed > 0;
-}
-
-bool store_state::make_room(uint64_t bytes) {
-    if (bytes > budget->limit()) {
-        return false;
-    }
-    while (!budget->reserve(bytes)) {
-        if (!evict_one()) {
-            return false;
-        }
-    }
-    own_bytes += bytes;
-    return true;
-}
-
 void store_state::apply_limits(const key & name_space, const conversation * changed) {
     doomed_files files;
     {
@@ -402,12 +397,18 @@ void store_state::apply_limits(const key & name_space, const conversation * chan
             std::sort(mine.begin(), mine.end(), [](const conversation * a, const conversation * b) {
                 return a->last_turn != b->last_turn ? a->last_turn < b->last_turn : a->last_used_ms < b->last_used_ms;
             });
-            const size_t n_gone = mine.size() - options.max_conversations;
-            for (size_t i = 0; i < n_gone; i++) {
+            size_t n_surplus = mine.size() - options.max_conversations;
+            std::vector<conversation *> left;
+            for (conversation * c : mine) {
+                if (n_surplus == 0 || is_being_read(*c)) { // a restore is not disturbed: the next one in line goes
+                    left.push_back(c);
+                    continue;
+                }
+                n_surplus--;
                 count.retired_conversations++;
-                forget_conversation(*mine[i], files);
+                forget_conversation(*c, files);
             }
-            mine.erase(mine.begin(), mine.begin() + static_cast<std::ptrdiff_t>(n_gone));
+            mine.swap(left);
         }
         for (conversation * c : mine) {
             size_t n_cold = 0;

@@ -14,6 +14,32 @@ std::string store_state::folder_of(const key & name_space) const {
     return names::name_space_dir(model_dir, name_space);
 }
 
+status store_state::sync_folder(const std::string & path) {
+    count.syncs++;
+    const status s = e.sync_dir(path);
+    if (s.is_ok() || s.is_miss()) {
+        unsynced.erase(path);
+    } else {
+        unsynced.insert(path);
+    }
+    return s;
+}
+
+// A checkpoint must not outlast the names of what it needs: those whose sync has failed, and those that were found at
+// opening, because a process that was killed may have left them unsynced.
+status store_state::sync_before_checkpoint(const key & name_space) {
+    const std::string folder = folder_of(name_space);
+    for (const std::string & path : { model_dir, names::join(model_dir, names::users), folder,
+                                      names::join(folder, names::pages), names::join(folder, names::anchors) }) {
+        if (unsynced.count(path) != 0) {
+            if (status s = sync_folder(path); !s.is_ok() && !s.is_miss()) {
+                return s;
+            }
+        }
+    }
+    return status::ok();
+}
+
 status store_state::make_folder(const std::string & parent, const std::string & name) {
     const std::string path = names::join(parent, name);
     if (!make_room(disk_block + folder_growth)) {
@@ -22,8 +48,7 @@ status store_state::make_folder(const std::string & parent, const std::string & 
     }
     status s = e.make_dir(path);
     if (s.is_ok()) {
-        count.syncs++;
-        s = e.sync_dir(parent);
+        s = sync_folder(parent);
         if (!s.is_ok()) {
             (void) e.remove_dir(path).is_ok(); // the next save tries again, from the start
         }
@@ -32,6 +57,25 @@ status store_state::make_folder(const std::string & parent, const std::string & 
     recount_folder(parent);
     discharge(disk_block + folder_growth);
     return s;
+}
+
+// A file of no use has been replaced by one that is wanted. If it was to be removed, that is off; its bytes are gone.
+void store_state::forget_replaced(const std::string & folder, const std::string & name) {
+    uint64_t replaced = 0;
+    if (const auto node = leftovers.extract(names::join(folder, name))) {
+        replaced = node.mapped();
+    }
+    {
+        std::unique_lock<std::shared_mutex> guard(mu);
+        const auto is_replaced = [&](const doomed_file & file) {
+            return !file.is_folder && file.name == name && file.folder == folder;
+        };
+        for (const doomed_file & file : deferred) {
+            replaced += is_replaced(file) ? disk_size(file.size) : 0;
+        }
+        deferred.erase(std::remove_if(deferred.begin(), deferred.end(), is_replaced), deferred.end());
+    }
+    discharge(replaced);
 }
 
 status store_state::write_file(const std::string & folder, const std::string & name, const const_span * parts,
@@ -67,12 +111,10 @@ status store_state::write_file(const std::string & folder, const std::string & n
     recount_folder(folder);
     discharge(folder_growth);
     if (!s.is_ok()) {
-        // What cannot be removed stays counted.
-        if (const status removed = e.remove_file(temp); removed.is_ok() || removed.is_miss()) {
-            discharge(disk_size(size));
-        }
+        remove_or_leave(temp, disk_size(size));
         return s;
     }
+    forget_replaced(folder, name);
     count.bytes_written += size;
     return status::ok();
 }
@@ -124,8 +166,8 @@ status store_state::write_index(const conversation_id & id) {
     if (replaced > 0) {
         discharge(disk_size(replaced));
     }
-    if (gone && s.is_ok() && e.remove_file(names::join(folder, names::index_file)).is_ok()) {
-        discharge(disk_size(bytes.size()));
+    if (gone && s.is_ok()) {
+        remove_or_leave(names::join(folder, names::index_file), disk_size(bytes.size()));
     }
     return s;
 }
@@ -302,8 +344,7 @@ status store_state::save_runs(const save_request & request, const key & name_spa
     }
 
     if (!written.empty()) {
-        count.syncs++;
-        if (const status synced = e.sync_dir(pages); result.is_ok()) {
+        if (const status synced = sync_folder(pages); result.is_ok()) {
             result = synced;
         }
         std::unique_lock<std::shared_mutex> guard(mu);
@@ -393,8 +434,7 @@ status store_state::save_anchors(const save_request & request, const key & name_
     }
 
     if (any) {
-        count.syncs++;
-        if (const status synced = e.sync_dir(folder); result.is_ok()) {
+        if (const status synced = sync_folder(folder); result.is_ok()) {
             result = synced;
         }
         std::unique_lock<std::shared_mutex> guard(mu);
@@ -450,6 +490,9 @@ status store_state::save_checkpoint(const save_request & request, const key & na
         is_new        = found == conversations.end();
         record.number = is_new ? 1 : found->second->next_number;
     }
+    while (leftovers.count(names::join(folder, names::checkpoint(record.number))) != 0) {
+        record.number++; // that one is for a newer program, or could not be read
+    }
     record.header.fingerprint = options.fingerprint;
     record.header.name_space  = name_space;
     record.header.root        = root_key(request.root);
@@ -464,6 +507,9 @@ status store_state::save_checkpoint(const save_request & request, const key & na
     record.roles        = request.roles;
     record.roles.resize(std::min<size_t>(record.roles.size(), format::max_roles));
 
+    if (status s = sync_before_checkpoint(name_space); !s.is_ok()) {
+        return s;
+    }
     if (is_new) {
         if (status s = make_folder(parent, hex(hash)); !s.is_ok()) {
             return s;
@@ -472,11 +518,18 @@ status store_state::save_checkpoint(const save_request & request, const key & na
     const std::vector<uint8_t> bytes = encode_checkpoint(record);
     const const_span           whole = { bytes.data(), bytes.size() };
     status s = write_file(folder, names::checkpoint(record.number), &whole, 1, true);
+    if (s.is_miss()) { // room was made of what the conversation had, and its folder went with it
+        is_new = true;
+        s = make_folder(parent, hex(hash));
+        if (s.is_ok()) {
+            s = write_file(folder, names::checkpoint(record.number), &whole, 1, true);
+        }
+    }
     if (s.is_ok()) {
         count.syncs++;
         s = e.sync_dir(folder);
-        if (!s.is_ok() && e.remove_file(names::join(folder, names::checkpoint(record.number))).is_ok()) {
-            discharge(disk_size(bytes.size())); // the next one takes its number
+        if (!s.is_ok()) { // the next one takes its number
+            remove_or_leave(names::join(folder, names::checkpoint(record.number)), disk_size(bytes.size()));
         }
     }
     if (!s.is_ok()) {

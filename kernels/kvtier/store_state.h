@@ -3,7 +3,8 @@
 // Two locks. write_mu: held for the whole of a save, a removal or a gc, so that one thread at a time changes files.
 // mu: guards everything in memory; held only for moments, never across a file operation (opening excepted, when nobody
 // else has the store yet). Order: write_mu before mu. A reader that meets damage takes objects out of the index under mu
-// alone, so what a writer found there must be looked up again after each file operation.
+// alone, so what a writer found there must be looked up again after each file operation. Stores that share a budget evict
+// for each other; one that is asked tries its write_mu and never waits for it, since the other holds its own.
 #pragma once
 
 #include "kvtier/file_names.h"
@@ -12,9 +13,11 @@
 #include "kvtier/store.h"
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
@@ -72,7 +75,14 @@ struct name_space_state {
 
 using learn_head = std::function<status(const std::vector<uint8_t> & head, uint64_t file_size)>;
 
-struct store_state {
+// What would be evicted next: one of both, or nothing.
+struct eviction {
+    std::shared_ptr<segment> of_segment;
+    std::shared_ptr<anchor>  of_anchor;
+    double                   worth = std::numeric_limits<double>::infinity();
+};
+
+struct store_state : budget_member {
     store_state(env & e, const store_options & o);
 
     env &               e;
@@ -87,6 +97,8 @@ struct store_state {
     uint64_t                  next_temp = 1;
     uint64_t                  next_segment = 1;
     uint64_t                  own_bytes = 0;      // what this store has in the budget
+    std::map<std::string, uint64_t> leftovers;    // files of no use that stay where they are: what each is counted for
+    std::set<std::string>     unsynced;           // folders with names that a power cut may take
     bool                      has_quarantine = false;
     uint64_t                  quarantine_bytes = 0; // without the folder itself
     uint64_t                  next_quarantine  = 1;
@@ -102,6 +114,8 @@ struct store_state {
     doomed_files                                                 deferred; // found by readers, left to the next writer
     mutable std::atomic<uint64_t>                                n_lookups{ 0 };
 
+    status take_lock();
+
     // store_recover.cpp: opening
     status recover();
     status scan_name_space(const key & name_space, struct scan_result & found);
@@ -112,17 +126,23 @@ struct store_state {
     void   scan_conversation(const key & name_space, uint64_t hash);
     void   scan_checkpoint(conversation & c, const std::string & folder, const dir_entry & entry);
     void   scan_index(conversation & c, const std::string & folder, const dir_entry & entry);
-    void   count_foreign();
     bool   is_own(const file_header & header, const key & name_space) const;
     void   refuse(const std::string & folder, const dir_entry & entry, const status & why);
     void   remove_unfinished(const std::string & folder, const dir_entry & entry);
     status read_head(const std::string & path, uint16_t kind, uint64_t & file_size, std::vector<uint8_t> & out) const;
 
+    // store_models.cpp: what other models take
+    void   count_foreign();
+    void   count_removed(const std::string & name);
+
     // store_save.cpp: writing
     std::string folder_of(const key & name_space) const;
+    status sync_folder(const std::string & path);
+    status sync_before_checkpoint(const key & name_space);
     status make_folder(const std::string & parent, const std::string & name);
     status write_file(const std::string & folder, const std::string & name, const const_span * parts, size_t n_parts,
                       bool durable);
+    void   forget_replaced(const std::string & folder, const std::string & name);
     status write_index(const conversation_id & id); // write_mu held
     status save(const save_request & request);
     status save_runs(const save_request & request, const key & name_space, lease & held);
@@ -131,9 +151,16 @@ struct store_state {
     void   register_checkpoint(std::unique_ptr<checkpoint> c); // mu held
     void   flush_indexes();
 
-    // store_retain.cpp: removing
+    // store_evict.cpp: making room, write_mu held
     bool   make_room(uint64_t bytes);                  // reserves them
+    bool   free_room(uint64_t bytes);
     bool   evict_one();
+    bool   evict(const eviction & next);
+    eviction next_eviction() const;
+    uint64_t evictable_bytes() const override;         // by any thread, as evict_below
+    bool   evict_below(double worth) override;
+
+    // store_retain.cpp: removing
     void   forget_segment(segment & s, doomed_files & out);       // mu held
     void   forget_anchor(const std::shared_ptr<anchor> & a, doomed_files & out);
     void   forget_checkpoint(checkpoint & c, doomed_files & out);
@@ -143,13 +170,16 @@ struct store_state {
     void   set_aside(const std::string & folder, const std::string & name, uint64_t size);
     void   note(const std::string & path, const status & why); // mu held
     void   finish_deferred();                                  // write_mu held
-    uint64_t remove_files(const doomed_files & files);
+    uint64_t remove_files(const doomed_files & files, std::set<std::string> * changed = nullptr);
+    status sync_removals(const std::set<std::string> & changed);
     uint64_t empty_quarantine();
     void   charge(uint64_t bytes);
     void   discharge(uint64_t bytes);
     void   recount_folder(const std::string & path);
     uint64_t discharge_folder(const std::string & path);
-    void   forget_gone_folders(const std::string & tree);
+    void   leave(const std::string & path, uint64_t bytes); // that are counted
+    void   remove_or_leave(const std::string & path, uint64_t bytes);
+    void   discharge_gone(const std::string & tree);
     uint64_t turn_of(const key & name_space) const;               // mu held
 };
 

@@ -1,6 +1,9 @@
 // What a user of the store relies on, with a disk that works.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
+#include "kvtier/unsynced_env.h"
+
+#include <atomic>
 
 using namespace kvtier;
 using namespace kvtier::test;
@@ -280,6 +283,29 @@ TEST(limits_of_checkpoints_and_conversations_are_forgotten) {
     }
 }
 
+TEST(a_conversation_is_retired_while_it_is_restored) {
+    fault_env     disk;
+    const model   m;
+    store_options o = m.options();
+    o.max_conversations = 2;
+    const std::vector<token> a = random_tokens(1, 64);
+    auto s = open(disk, o);
+    CHECK(m.save(*s, a).is_ok());
+    {
+        const match held = m.lookup(*s, a);
+        for (uint64_t i = 0; i < 4; i++) {
+            CHECK(m.save(*s, random_tokens(100 + i, 64)).is_ok());
+            CHECK(s->list().size() <= 2);
+        }
+        loaded_state state;
+        CHECK(s->load(held, a.data(), a.size(), state).is_ok());
+        CHECK(m.is_right(state, a));
+    }
+    CHECK(m.save(*s, random_tokens(104, 64)).is_ok());
+    CHECK(s->list().size() == 2);
+    CHECK(m.restore(*s, a) == 0);
+}
+
 TEST(retired_checkpoints_outlive_the_removal_of_their_conversation) {
     fault_env     disk;
     model         m;
@@ -456,6 +482,44 @@ TEST(every_failing_call_of_a_users_removal_leaves_bytes_counted) {
     }
 }
 
+TEST(a_file_that_could_not_be_removed_stays_for_ever) {
+    failing_env disk;
+    const model m;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    const uint64_t           hash   = conversation_hash(tokens.data(), tokens.size());
+    auto           s        = open(disk, m.options());
+    const uint64_t at_first = disk.files().size();
+    for (const char * kind : { ".seg", "ckpt-" }) {
+        CHECK(m.save(*s, tokens).is_ok());
+        disk.no_remove = kind;
+        uint64_t freed = 0;
+        CHECK(s->remove_conversation({}, hash, freed).is_ok());
+        CHECK(disk.files().size() == at_first + 1);
+        CHECK(counts_what_is_there(*s, disk));
+        disk.no_remove = "";
+        CHECK(s->gc(freed).is_ok());
+        CHECK(disk.files().size() == at_first);
+        CHECK(!disk.exists("/cache/" + hex(m.options().fingerprint) + "/" + hex(hash)));
+        CHECK(counts_what_is_there(*s, disk));
+    }
+}
+
+TEST(removing_a_user_gives_back_what_was_never_counted) {
+    fault_env disk;
+    model     alice, m;
+    alice.user = "alice";
+    auto s = open(disk, m.options());
+    for (uint64_t i = 0; i < 20; i++) {
+        CHECK(m.save(*s, random_tokens(i, 64)).is_ok());
+    }
+    CHECK(alice.save(*s, random_tokens(1, 64)).is_ok());
+    disk.put(files_with(disk, "/u/").front() + "-copy", std::string(100000, 'x'));
+    uint64_t freed = 0;
+    CHECK(s->remove_name_space(user_key("alice"), freed).is_ok());
+    CHECK(freed > 100000);
+    CHECK(counts_what_is_there(*s, disk));
+}
+
 TEST(verify_misses_a_flipped_bit_of_state) {
     fault_env disk;
     model     m;
@@ -500,6 +564,86 @@ TEST(other_models_are_not_counted) {
     auto s = open(disk, o);
     CHECK(!disk.exists(other)); // more than half of the budget
     CHECK(s->stats().disk_bytes < 100000);
+}
+
+TEST(what_is_left_of_a_removed_model_stays_uncounted) {
+    failing_env       disk;
+    const model       m;
+    const std::string left = "/cache/" + names::removed(key{}, 1);
+    disk.put_folder("/cache");
+    disk.put_folder(left);
+    disk.put(left + "/big", std::string(200000, 'x'));
+    disk.no_remove = "/big";
+    CHECK(counts_what_is_there(*open(disk, m.options()), disk));
+    disk.no_remove = "";
+    CHECK(counts_what_is_there(*open(disk, m.options()), disk));
+    CHECK(!disk.exists(left));
+}
+
+// Another process starts with a model whose folder is being removed.
+TEST(a_model_that_is_being_removed_takes_a_new_store_along) {
+    struct watching_env : unsynced_env {
+        std::function<void()> meanwhile;
+        status remove_file(const std::string & path) override {
+            const status s = unsynced_env::remove_file(path);
+            if (meanwhile && contains(path, "/lock")) {
+                std::exchange(meanwhile, nullptr)();
+            }
+            return s;
+        }
+    };
+    temp_folder  folder;
+    watching_env disk;
+    unsynced_env others_disk;
+    model        m;
+    m.bytes_per_token = 256;
+    store_options first = m.options();
+    first.root_dir = folder.path + "/cache";
+    const std::vector<token> tokens = random_tokens(1, 64);
+    {
+        auto s = open(disk, first);
+        for (uint64_t i = 0; i < 20; i++) {
+            CHECK(m.save(*s, random_tokens(100 + i, 64)).is_ok());
+        }
+    }
+    store_options second = first;
+    second.fingerprint[0] = 0xaa;
+    second.max_bytes      = 300 << 10;
+    disk.meanwhile = [&] {
+        auto s = open(others_disk, first);
+        CHECK(s->stats().n_runs == 0);
+        CHECK(m.save(*s, tokens).is_ok());
+    };
+    open(disk, second);
+    CHECK(!disk.meanwhile);
+    CHECK(m.restore(*open(disk, first), tokens) == 64);
+}
+
+TEST(opening_a_model_that_is_being_removed_fails) {
+    temp_folder   folder;
+    unsynced_env  disk;
+    const model   m;
+    store_options o = m.options();
+    o.root_dir = folder.path + "/cache";
+    const std::vector<token> tokens = random_tokens(1, 64);
+    CHECK(open(disk, o) != nullptr);
+    std::atomic<bool> done{ false };
+    std::thread remover([&] {
+        for (int i = 0; i < 2000; i++) {
+            uint64_t     freed = 0;
+            const status s     = remove_model(disk, o.root_dir, o.fingerprint, freed);
+            CHECK(s.is_ok() || s.is_busy() || s.is_miss());
+        }
+        done = true;
+    });
+    while (!done) {
+        std::unique_ptr<store> s;
+        const status opened = store::open(disk, o, s);
+        CHECK(opened.is_ok() || opened.is_busy());
+        CHECK(s == nullptr || m.save(*s, tokens).is_ok());
+        CHECK(s == nullptr || m.restore(*s, tokens) == 64);
+    }
+    remover.join();
 }
 
 int main() {

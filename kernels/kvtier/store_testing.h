@@ -9,8 +9,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace kvtier {
@@ -33,6 +36,10 @@ inline uint64_t mix(uint64_t x) {
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
     x = (x ^ x >> 27) * 0x94d049bb133111eb;
     return x ^ x >> 31;
+}
+
+inline bool contains(const std::string & text, const std::string & part) {
+    return text.find(part) != std::string::npos;
 }
 
 // A small deterministic random source.
@@ -205,6 +212,53 @@ inline std::unique_ptr<store> open(env & e, const store_options & options) {
         std::printf("  open: %s\n", s.message().c_str());
     }
     CHECK(s.is_ok());
+    return out;
+}
+
+// A disk of which a part fails for as long as a test wants: every such call whose path contains the text.
+struct failing_env : fault_env {
+    std::string no_open, no_list, no_sync, no_remove, no_make;
+
+    status open_file(const std::string & path, std::unique_ptr<readable_file> & out) override {
+        return meets(path, no_open) ? refused(path) : fault_env::open_file(path, out);
+    }
+    status list_dir(const std::string & path, std::vector<dir_entry> & out) override {
+        out.clear();
+        return meets(path, no_list) ? refused(path) : fault_env::list_dir(path, out);
+    }
+    status sync_dir(const std::string & path) override {
+        return meets(path, no_sync) ? refused(path) : fault_env::sync_dir(path);
+    }
+    status remove_file(const std::string & path) override {
+        return meets(path, no_remove) ? refused(path) : fault_env::remove_file(path);
+    }
+    status make_dir(const std::string & path) override {
+        return meets(path, no_make) ? refused(path) : fault_env::make_dir(path);
+    }
+
+    // Once, in another thread, before the first rename to such a path.
+    std::string           renamed;
+    std::function<void()> meanwhile;
+
+    status rename(const std::string & from, const std::string & to) override {
+        if (meanwhile && contains(to, renamed)) {
+            std::thread(std::exchange(meanwhile, nullptr)).join();
+        }
+        return fault_env::rename(from, to);
+    }
+
+private:
+    static bool   meets(const std::string & path, const std::string & text) { return !text.empty() && contains(path, text); }
+    static status refused(const std::string & path) { return status::io_error(path + ": Input/output error"); }
+};
+
+inline std::vector<std::string> files_with(const fault_env & disk, const std::string & text) {
+    std::vector<std::string> out;
+    for (const std::string & path : disk.files()) {
+        if (contains(path, text)) {
+            out.push_back(path);
+        }
+    }
     return out;
 }
 

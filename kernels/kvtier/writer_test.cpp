@@ -228,6 +228,66 @@ TEST(damage_found_by_a_reader_pulls_the_rug_from_under_the_writer) {
     CHECK(s->stats().values.damaged_total() > 0);
 }
 
+// A reader gives up a file that the save under way, which began before, writes again.
+TEST(a_removal_put_off_takes_what_has_been_written_since) {
+    model m;
+    m.folded_size = 64;
+    const auto damage_anchors = [](failing_env & disk) {
+        for (const std::string & path : files_with(disk, ".anc")) {
+            disk.damage(path);
+        }
+    };
+    const auto save_while_reading = [&](failing_env & disk, store & s, const std::vector<token> & read,
+                                        const std::vector<token> & saved, const std::vector<uint32_t> & anchors) {
+        damage_anchors(disk);
+        const match found = m.lookup(s, read);
+        const match twice = m.lookup(s, read);
+        const auto  load  = [&](const match & which) {
+            loaded_state state;
+            CHECK(s.load(which, read.data(), read.size(), state).is_damaged());
+        };
+        disk.renamed   = ".seg";
+        disk.meanwhile = [&] { load(found); };
+        CHECK(m.save(s, saved, 0, true, anchors).is_ok());
+        CHECK(!disk.meanwhile);
+        if (!anchors.empty()) {
+            damage_anchors(disk);
+            load(twice);          // of the object that is gone: what has taken its place stays
+            damage_anchors(disk); // a second time: sound again
+        }
+        uint64_t freed = 0;
+        CHECK(s.gc(freed).is_ok());
+        CHECK(counts_what_is_there(s, disk));
+    };
+    { // its checkpoint, with the number of the new one
+        failing_env disk;
+        auto        s = open(disk, m.options());
+        std::vector<token> a = random_tokens(1, 1100), b = a, c;
+        append(b, 2, 50);
+        c = b;
+        append(c, 3, 50);
+        CHECK(m.save(*s, a).is_ok());
+        save_while_reading(disk, *s, a, b, {});
+        CHECK(files_with(disk, "/ckpt-").size() == 1);
+        CHECK(m.save(*s, c).is_ok());
+        CHECK(s->stats().n_checkpoints == 2);
+        CHECK(m.restore(*s, c) == c.size());
+        CHECK(counts_what_is_there(*s, disk));
+    }
+    { // the anchor itself
+        failing_env disk;
+        auto        s = open(disk, m.options());
+        const std::vector<token> b = random_tokens(1, 98);
+        const std::vector<token> a(b.begin(), b.begin() + 48);
+        CHECK(m.save(*s, a).is_ok());
+        save_while_reading(disk, *s, a, b, { 48 });
+        CHECK(files_with(disk, ".anc").size() == 2);
+        CHECK(m.restore(*s, a) == 48);
+        CHECK(m.restore(*s, b) == b.size());
+        CHECK(counts_what_is_there(*s, disk));
+    }
+}
+
 int main() {
     return run_tests();
 }

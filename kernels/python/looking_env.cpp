@@ -139,6 +139,9 @@ status looking_env::lock_file(const std::string & path, std::unique_ptr<kvtier::
         const long    pid      = n > 0 ? std::strtol(text, nullptr, 10) : 0;
         return status::busy(path + ": held by process " + (pid > 0 ? std::to_string(pid) : "(unknown)"));
     }
+    if (fd >= 0 && !kvtier::is_file_at(path, fd)) {
+        return status::busy(path + ": its folder is being removed");
+    }
     if (fd >= 0 && writable) {
         write_pid(fd);
     }

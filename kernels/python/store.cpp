@@ -494,14 +494,11 @@ void bind_store(py::module_ & m) {
 
     m.def("remove_model",
           [](const py::object & folder, const py::bytes & fingerprint) {
-              const std::string path = kvtier::names::join(path_from_python(folder),
-                                                           kvtier::hex(key_from_bytes(fingerprint, "fingerprint")));
-              py::gil_scoped_release             no_gil;
-              kvtier::env &                      e     = kvtier::posix_env();
-              std::unique_ptr<kvtier::file_lock> held;
-              uint64_t                           freed = 0;
-              check(e.lock_file(kvtier::names::join(path, kvtier::names::lock_file), held));
-              check(kvtier::remove_tree(e, path, &freed));
+              const std::string      root = path_from_python(folder);
+              const kvtier::key      key  = key_from_bytes(fingerprint, "fingerprint");
+              py::gil_scoped_release no_gil;
+              uint64_t               freed = 0;
+              check(kvtier::remove_model(kvtier::posix_env(), root, key, freed));
               return freed;
           },
           py::arg("folder"), py::arg("fingerprint"), "Removes all that is stored of a model; the bytes freed.");

@@ -1,0 +1,109 @@
+// The models of one cache folder: which there are, what the others take, and how one of them goes.
+#include "kvtier/store_state.h"
+
+#include <algorithm>
+
+namespace kvtier {
+
+namespace {
+
+struct other_model {
+    key         k{};
+    std::string name;
+    uint64_t    bytes   = 0;
+    int64_t     used_ms = 0;
+};
+
+// When its lock was last written, which is done at each opening.
+int64_t last_opened(env & e, const std::string & folder, int64_t otherwise) {
+    std::vector<dir_entry> inside;
+    (void) e.list_dir(folder, inside).is_ok();
+    for (const dir_entry & entry : inside) {
+        if (entry.name == names::lock_file) {
+            return entry.modified_ms;
+        }
+    }
+    return otherwise;
+}
+
+} // namespace
+
+status list_models(env & e, const std::string & root_dir, std::vector<key> & out) {
+    std::vector<dir_entry> entries;
+    out.clear();
+    if (status s = e.list_dir(root_dir, entries); !s.is_ok()) {
+        return s;
+    }
+    for (const dir_entry & entry : entries) {
+        key k;
+        if (entry.type == file_type::folder && parse_hex(entry.name, k)) {
+            out.push_back(k);
+        }
+    }
+    std::sort(out.begin(), out.end());
+    return status::ok();
+}
+
+// The lock goes with the folder. Whoever comes while files are being removed must neither find the folder without it nor make
+// a new one in there: so the folder gets another name first, which no store has.
+status remove_model(env & e, const std::string & root_dir, const key & fingerprint, uint64_t & bytes_freed) {
+    const std::string          path = names::join(root_dir, hex(fingerprint));
+    const std::string          gone = names::join(root_dir, names::removed(fingerprint, e.now_ms()));
+    std::unique_ptr<file_lock> held;
+    if (status s = e.lock_file(names::join(path, names::lock_file), held); !s.is_ok()) {
+        return s;
+    }
+    if (status s = e.rename(path, gone); !s.is_ok()) {
+        return s;
+    }
+    const status synced  = e.sync_dir(root_dir);
+    const status removed = remove_tree(e, gone, &bytes_freed);
+    return removed.is_ok() ? synced : removed;
+}
+
+// Other models' folders count against the budget too. They get at most half of it: the oldest go first, unless a
+// process holds them. What is left of one that was being removed goes at once.
+void store_state::count_foreign() {
+    std::vector<dir_entry> entries;
+    (void) e.list_dir(options.root_dir, entries).is_ok();
+    std::vector<other_model> others;
+    uint64_t                 total = 0;
+    for (const dir_entry & entry : entries) {
+        const std::string path = names::join(options.root_dir, entry.name);
+        other_model       o;
+        if (entry.type != file_type::folder) {
+            continue;
+        }
+        if (names::is_removed(entry.name)) {
+            count_removed(entry.name);
+        } else if (parse_hex(entry.name, o.k) && o.k != options.fingerprint && !budget->is_owned(entry.name)) {
+            (void) measure_tree(e, path, o.bytes).is_ok(); // as far as it can be read
+            o.name    = entry.name;
+            o.used_ms = last_opened(e, path, entry.modified_ms);
+            total    += o.bytes;
+            others.push_back(std::move(o));
+        }
+    }
+    std::sort(others.begin(), others.end(), [](const auto & a, const auto & b) { return a.used_ms < b.used_ms; });
+    for (other_model & o : others) {
+        uint64_t freed = 0;
+        if (total > budget->limit() / 2 && !options.inspect) {
+            (void) remove_model(e, options.root_dir, o.k, freed).is_ok(); // what cannot be removed stays counted
+            count.evicted_bytes += freed;
+            total -= std::min(total, freed);
+        }
+        budget->set_foreign(o.name, o.bytes - std::min(o.bytes, freed));
+    }
+}
+
+void store_state::count_removed(const std::string & name) {
+    const std::string path = names::join(options.root_dir, name);
+    uint64_t          left = 0;
+    if (!options.inspect) {
+        (void) remove_tree(e, path, nullptr).is_ok();
+    }
+    (void) measure_tree(e, path, left).is_ok();
+    budget->set_foreign(name, left);
+}
+
+} // namespace kvtier
