@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from benchmarks import compare as comparing
 from benchmarks import interrupt, plots, report
@@ -59,7 +58,9 @@ COMMON = (
     ),
     _option("backend", "cpu, vulkan, rocm, cuda (default: those that are built).", multiple=True, metavar="NAME"),
     _option("ctx", "Context size of a slot (default: what is needed).", type=click.IntRange(min=256)),
-    _option("tokens", "Length of an answer.", type=COUNT, default=128),
+    _option(
+        "tokens", "Length of an answer (default: restart and load 128, agent and fleet 48, chat varies).", type=COUNT
+    ),
     _option(
         "peers",
         f"What to measure beside it: {UPSTREAM} (unpatched, from the same source), {SLOTS} (the same, with its slot "
@@ -145,8 +146,6 @@ def compare_command(a: Path, b: Path) -> None:
 
 
 def _run(call: Invocation, scenarios: tuple[str, ...], given: dict[str, Any]) -> None:
-    if click.get_current_context().get_parameter_source("tokens") is ParameterSource.DEFAULT:
-        given["tokens"] = None  # each scenario has its own
     sizes = _list(given.pop("sizes", "small"))
     peers = _list(given.pop("peers") or (UPSTREAM if scenarios == ALL else ""))
     if not sizes:
