@@ -3,6 +3,7 @@
 #include "kvtier/env.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <list>
 #include <mutex>
@@ -23,6 +24,9 @@ namespace {
 using memory = buffer::memory;
 
 constexpr size_t huge_page = size_t(2) << 20;
+
+// After memory was taken, before it is replaced: whoever took it has something to do with it, and needs the processor.
+constexpr std::chrono::milliseconds quiet_time(200);
 
 memory allocate(size_t size) {
     const size_t alignment = size < buffer::min_large ? alignof(std::max_align_t) : size < huge_page ? block_size : huge_page;
@@ -55,6 +59,7 @@ public:
                     memory found = std::move(it->second);
                     idle.erase(std::next(it).base());
                     idle_size -= size;
+                    last_taken = std::chrono::steady_clock::now();
                     changed.notify_all();
                     return found;
                 }
@@ -92,10 +97,13 @@ public:
         changed.notify_all();
     }
 
-    // Waits until there are fewer than n of this size. False: it is over.
+    // Waits until there are fewer than n of this size and nobody has taken any for a while. False: it is over.
     bool wait_for_less(size_t size, size_t n, const bool & over) {
         std::unique_lock<std::mutex> lock(mu);
         changed.wait(lock, [&] { return over || count(size) < n; });
+        while (!over && std::chrono::steady_clock::now() < last_taken + quiet_time) {
+            changed.wait_until(lock, last_taken + quiet_time);
+        }
         return !over;
     }
 
@@ -111,11 +119,12 @@ private:
         return static_cast<size_t>(std::count_if(idle.begin(), idle.end(), [&](const auto & each) { return each.first == size; }));
     }
 
-    std::mutex                           mu;
-    std::condition_variable              changed;
-    std::list<std::pair<size_t, memory>> idle; // longest unused first
-    size_t                               idle_size = 0;
-    size_t                               stocked   = 0;
+    std::mutex                            mu;
+    std::condition_variable               changed;
+    std::list<std::pair<size_t, memory>>  idle; // longest unused first
+    size_t                                idle_size = 0;
+    size_t                                stocked   = 0;
+    std::chrono::steady_clock::time_point last_taken;
 };
 
 // Never destroyed: buffers may outlive static objects.
