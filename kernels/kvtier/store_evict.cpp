@@ -28,21 +28,24 @@ uint64_t store_state::evictable_bytes() const {
 eviction store_state::next_eviction() const {
     std::shared_lock<std::shared_mutex> guard(mu);
     eviction       next;
-    const int64_t  now     = e.now_ms();
-    const uint64_t serving = n_lookups.load();
+    const int64_t  now      = e.now_ms();
+    const uint64_t serving  = n_lookups.load();
+    const auto     facts_of = [&](const auto & object, const segment * of) {
+        object_facts facts;
+        facts.bytes           = object.file_size;
+        facts.age_ms          = now - object.last_used_ms;
+        facts.idle_turns      = turn_of(object.name_space) - std::min(turn_of(object.name_space), object.last_turn);
+        facts.hits            = object.hits;
+        facts.static_prefix   = (object.flags & format::flag_static_prefix) != 0;
+        facts.n_conversations = static_cast<uint32_t>(of->users.size());
+        facts.being_served    = serving != 0 && of->looked_up == serving;
+        return facts;
+    };
     for (const auto & [id, s] : segments) {
         if (s->pins != 0 || s->n_outer_children != 0) {
             continue;
         }
-        object_facts facts;
-        facts.bytes           = s->file_size;
-        facts.age_ms          = now - s->last_used_ms;
-        facts.idle_turns      = turn_of(s->name_space) - std::min(turn_of(s->name_space), s->last_turn);
-        facts.hits            = s->hits;
-        facts.n_conversations = static_cast<uint32_t>(s->users.size());
-        facts.static_prefix   = (s->flags & format::flag_static_prefix) != 0;
-        facts.being_served    = serving != 0 && s->looked_up == serving;
-        if (const double worth = s->n_attached == 0 ? -1 : keep_score(facts); worth < next.worth) {
+        if (const double worth = s->n_attached == 0 ? -1 : keep_score(facts_of(*s, s.get())); worth < next.worth) {
             next = { s, nullptr, worth };
         }
     }
@@ -50,17 +53,7 @@ eviction store_state::next_eviction() const {
         if (a->pins != 0 || (a->at != nullptr && a->at->owner->pins != 0)) {
             continue;
         }
-        object_facts facts;
-        facts.bytes         = a->file_size;
-        facts.age_ms        = now - a->last_used_ms;
-        facts.idle_turns    = turn_of(a->name_space) - std::min(turn_of(a->name_space), a->last_turn);
-        facts.hits          = a->hits;
-        facts.static_prefix = (a->flags & format::flag_static_prefix) != 0;
-        if (a->at != nullptr) {
-            facts.n_conversations = static_cast<uint32_t>(a->at->owner->users.size());
-            facts.being_served    = serving != 0 && a->at->owner->looked_up == serving;
-        }
-        if (const double worth = a->at == nullptr ? -1 : keep_score(facts); worth < next.worth) {
+        if (const double worth = a->at == nullptr ? -1 : keep_score(facts_of(*a, a->at->owner)); worth < next.worth) {
             next = { nullptr, a, worth };
         }
     }

@@ -241,7 +241,7 @@ void cache_core::arrive(server_task & task, const std::string & user) {
 bool cache_core::reserve(cache_ticket & ticket, bool always) {
     const uint64_t n_bytes = ticket.target.match.bytes_disk + ticket.draft.match.bytes_disk;
     in_flight -= ticket.in_flight;
-    ticket.in_flight     = 0;
+    ticket.in_flight = 0;
     const uint64_t others = in_flight.fetch_add(n_bytes);
     if (!always && others > 0 && others + n_bytes > target->store().options().ram_bytes) {
         in_flight -= n_bytes;
