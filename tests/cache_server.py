@@ -19,6 +19,9 @@ import toys
 from backend import BINARY, PATIENCE, require_backend, server_environment
 from helpers import ROOT, free_port, wait_until
 
+from pyrun.home import Home
+from pyrun.models.default import ensure_default_model
+
 Tokens = list[int]
 Messages = list[dict[str, str]]
 
@@ -27,6 +30,10 @@ TABLE: pytest.StashKey[list[str]] = pytest.StashKey()
 
 def toy(name: str) -> Path:
     return toys.ensure(name, ROOT / ".cache" / "toys")
+
+
+def smollm2() -> Path:
+    return ensure_default_model(Home(ROOT))
 
 
 def say(role: str, content: str) -> dict[str, str]:

@@ -315,7 +315,12 @@ status store::save(const save_request & request) {
         return status::incompatible("a request of another model, or of no tokens");
     }
     std::lock_guard<std::mutex> writing(s.write_mu);
-    const status result = s.save(request);
+    status   result = s.save(request);
+    uint64_t size   = 0;
+    if (result.is_miss() && s.e.folder_size(s.model_dir, size).is_miss()) {
+        // Its lock is gone with it: made anew, it could be another process's as well.
+        result = status::io_error(s.model_dir + ": somebody removed this folder while it was in use; a restart makes it anew");
+    }
     if (result.is_ok()) {
         s.count.saves++;
     } else if (result.is_io_error() || result.is_corrupt()) {

@@ -6,7 +6,8 @@
 
 namespace kvtier {
 
-writer::writer(store & s, uint64_t max_queue_bytes) : target(s), max_bytes(max_queue_bytes) {
+writer::writer(store & s, uint64_t max_queue_bytes, trouble_listener listener) :
+    target(s), max_bytes(max_queue_bytes), listener(std::move(listener)) {
     thread = std::thread([this] { run(); });
 }
 
@@ -132,17 +133,23 @@ void writer::run() {
         // It stays in the queue while it is written, for plan() to see; a deque does not move its front.
         const save_request & request = queue.front();
         guard.unlock();
-        std::string problem;
+        status result = status::ok();
         try {
-            const status s = target.save(request);
-            problem = s.message();
+            result = target.save(request);
         } catch (const std::exception & e) { // out of memory: this turn is not persisted
             target.count().skipped_io_error++;
-            problem = e.what();
+            result = status::no_space(e.what());
         }
         const uint64_t size = request.bytes();
+        // A request that had nothing to write says nothing about the disk.
+        const bool wrote  = result.is_ok() && size > 0;
+        const bool failed = result.is_no_space() || result.is_io_error();
+        if (listener && (in_trouble ? wrote : failed)) {
+            in_trouble = failed;
+            listener(result.message());
+        }
         guard.lock();
-        error  = problem;
+        error  = wrote || !result.is_ok() ? result.message() : error;
         bytes -= size;
         n_done++;
         queue.pop_front();

@@ -14,6 +14,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -23,7 +24,11 @@ namespace kvtier {
 
 class writer {
 public:
-    writer(store & s, uint64_t max_queue_bytes);
+    // Told by the writer's thread when saves begin to fail for want of room or because of the disk, with the reason, and with
+    // an empty text when one has succeeded again. Saves that a full queue refuses do not count: the next turn has them.
+    using trouble_listener = std::function<void(const std::string & reason)>;
+
+    writer(store & s, uint64_t max_queue_bytes, trouble_listener listener = {});
     ~writer(); // stop()
 
     // What has to be copied out of the backend to save this sequence: fill in `data` and pass it to enqueue.
@@ -53,7 +58,7 @@ public:
 
     uint64_t    queued_bytes() const;
     size_t      queued() const;     // requests, with the one being written
-    std::string last_error() const; // of the last save that failed; empty if the last one succeeded
+    std::string last_error() const; // of the last save that failed; empty if one with something to write has succeeded since
 
 private:
     void run();
@@ -61,6 +66,8 @@ private:
 
     store &                   target;
     const uint64_t            max_bytes;
+    const trouble_listener    listener;
+    bool                      in_trouble = false; // writer's thread only
     mutable std::mutex        mu;
     std::condition_variable   changed;
     std::deque<save_request>  queue;     // the front one is being written

@@ -33,7 +33,7 @@ status sequence_store::open(kvtier::env & e, llama_context * ctx, const sequence
     if (!s.is_ok()) {
         return s;
     }
-    made->writer_ = std::make_unique<kvtier::writer>(*made->store_, options.queue_bytes);
+    made->writer_ = std::make_unique<kvtier::writer>(*made->store_, options.queue_bytes, options.on_trouble);
     made->prepare();
     out = std::move(made);
     return s;

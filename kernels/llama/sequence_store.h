@@ -54,6 +54,7 @@ struct sequence_store_options {
     kvtier::store_options store;       // with the fingerprint of the context's model
     uint64_t              queue_bytes = uint64_t(1) << 30;
     std::string           backend;     // shown, never compared
+    kvtier::writer::trouble_listener on_trouble;
 };
 
 class sequence_store {

@@ -39,6 +39,13 @@ static uint32_t parse_count(int value, int least) {
     return static_cast<uint32_t>(value);
 }
 
+static bool parse_switch(const std::string & text) {
+    if (text != "on" && text != "off") {
+        throw std::invalid_argument("'" + text + "' is neither on nor off");
+    }
+    return text == "on";
+}
+
 void add_cache_args(const std::function<void(common_arg)> & add_opt) {
     const auto add = [&](common_arg arg, const char * env) {
         add_opt(arg.set_examples({ LLAMA_EXAMPLE_SERVER }).set_env(env));
@@ -77,6 +84,31 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
           "requests of one user served or waiting at a time, more are answered with 429 (default: 0, no limit)",
           [](common_params & params, int value) { params.cache_ssd.max_concurrent_per_user = parse_count(value, 0); } },
         "LLAMA_ARG_MAX_CONCURRENT_PER_USER");
+    add({ { "--user-header" }, "NAME",
+          "the header in which a proxy says whose request it is; what bodies say then counts for nothing (default: none)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.user_header = value; } },
+        "LLAMA_ARG_USER_HEADER");
+    add({ { "--metadata-users" }, "on|off",
+          "whether metadata.user_id of the Anthropic API keeps users apart; llama_user_id always does (default: on)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.metadata_users = parse_switch(value); } },
+        "LLAMA_ARG_METADATA_USERS");
+    add({ { "--no-stable-prompts" },
+          "with --cache-ssd, leave lines in prompts that agents change without meaning anything by it (default: they are made stable)",
+          [](common_params & params) { params.cache_ssd.stable_prompts = false; } },
+        "LLAMA_ARG_NO_STABLE_PROMPTS");
+    add({ { "--stable-tools" },
+          "sort the tools of a request by name and the keys of their schemas, which the model sees (default: off)",
+          [](common_params & params) { params.cache_ssd.stable_tools = true; } },
+        "LLAMA_ARG_STABLE_TOOLS");
+    add({ { "--allowed-host" }, "NAME",
+          "with --cache-ssd, another name under which this server may be reached, of a proxy or in the local network; several "
+          "are separated by commas",
+          [](common_params & params, const std::string & value) {
+              for (const std::string & name : string_split<std::string>(value, ',')) {
+                  params.cache_ssd.allowed_hosts.push_back(name);
+              }
+          } },
+        "LLAMA_ARG_ALLOWED_HOST");
 }
 
 } // namespace llama_run

@@ -114,11 +114,10 @@ slot_offer cache_core::offer_of(const slot_view & slot) const {
 void cache_core::publish(const slot_view & slot, const slot_record & rec, bool idle) {
     slot_notice notice;
     notice.idle  = idle;
-    notice.scope = rec.scope;
-    notice.conversation = rec.conversation;
+    notice.scope  = rec.scope;
+    notice.prompt = rec.prompt;
     if (idle) {
-        notice.offer     = offer_of(slot);
-        notice.stored_as = kvtier::conversation_hash(rec.tokens.data(), rec.tokens.size());
+        notice.offer = offer_of(slot);
     }
     std::lock_guard<std::mutex> guard(notice_mu);
     slot_notice & old = notices[static_cast<size_t>(slot.id)];
@@ -143,7 +142,7 @@ size_t cache_core::best_idle_offer(const cache_ticket & ticket) const {
 //
 
 std::shared_ptr<cache_ticket> cache_core::make_ticket(const server_task & task, const std::string & user) {
-    auto ticket = std::make_shared<cache_ticket>();
+    auto ticket = std::make_shared<cache_ticket>(user);
     ticket->core  = shared_from_this();
     ticket->scope = scope_of_request(user, task.params);
     if (!is_cached_kind(task.type) || !task.params.cache_prompt || task.is_child()) {
@@ -154,6 +153,9 @@ std::shared_ptr<cache_ticket> cache_core::make_ticket(const server_task & task, 
     if (has_media(ticket->tokens)) {
         ticket->failure = cache_miss::media;
     }
+    std::lock_guard<std::mutex> guard(notice_mu);
+    waiting.erase(std::remove_if(waiting.begin(), waiting.end(), [](const auto & t) { return t.expired(); }), waiting.end());
+    waiting.push_back(ticket);
     return ticket;
 }
 
@@ -217,8 +219,9 @@ bool cache_core::worth_reading(cache_ticket & ticket, size_t n_in_slot) const {
     return true;
 }
 
-void cache_core::arrive(server_task & task, const std::string & user) {
-    const auto ticket = make_ticket(task, user);
+void cache_core::arrive(server_task & task, const admission & from) {
+    const auto ticket = make_ticket(task, from.user);
+    ticket->stable = from.stable;
     task.cache = ticket;
     if (ticket->failure != cache_miss::none) {
         return;
@@ -249,17 +252,6 @@ bool cache_core::reserve(cache_ticket & ticket, bool always) {
     }
     ticket.in_flight = n_bytes;
     return true;
-}
-
-// A server that falls asleep closes its store, which a read must not see. Whatever is posted puts that off: this is a request
-// to cancel nothing.
-void cache_core::stay_awake() {
-    if (may_sleep) {
-        server_task nothing(SERVER_TASK_TYPE_CANCEL);
-        nothing.id        = queue.get_new_id();
-        nothing.id_target = nothing.id;
-        queue.post(std::move(nothing));
-    }
 }
 
 // The user's own slot that holds most of the prompt; else an empty one; else the user's least recently used; else the least
@@ -308,15 +300,16 @@ int cache_core::choose(const std::vector<slot_candidate> & slots, const server_t
 }
 
 bool cache_core::ready(const slot_view & slot, server_task & task) {
-    if (!task.cache) {
-        task.cache = make_ticket(task, "");
+    if (!task.cache || !task.cache->core) { // of a request without HTTP, or one that came while the cache was off
+        task.cache = make_ticket(task, task.cache ? task.cache->scope.name_space : "");
     }
     cache_ticket & ticket = *task.cache;
     n_reads_seen = n_reads_done; // before `reading` is looked at: see deferred
     if (ticket.reading) {
         return false;
     }
-    if (ticket.failure == cache_miss::off || ticket.failure == cache_miss::media || task.n_tokens() >= slot.n_ctx) {
+    if (ticket.failure == cache_miss::off || ticket.failure == cache_miss::media || ticket.removed ||
+        task.n_tokens() >= slot.n_ctx) {
         return true;
     }
     size_t n_in_slot = 0;
@@ -382,7 +375,6 @@ bool cache_core::read_part(sequence_store & from, stored_part & part, cache_tick
 
 void cache_core::read(cache_ticket & ticket) {
     const auto start = std::chrono::steady_clock::now();
-    stay_awake();
     ticket.n_reads++;
     ticket.failure = cache_miss::none;
     if (read_part(*target, ticket.target, ticket) && draft != nullptr && ticket.draft.match.n_tokens > 0) {
@@ -415,24 +407,17 @@ void cache_core::run_reader() {
             return; // whoever waits for this thread may hold the queue
         }
         guard.unlock();
-        offer_deferred_again();
+        queue.offer_deferred(-1); // all: which of them has been read for, the queue does not tell
         guard.lock();
     }
 }
 
-// Which of the deferred requests has been read for, the queue does not tell.
-void cache_core::offer_deferred_again() {
-    for (size_t n = queue.queue_tasks_deferred_size(); n > 0; n--) {
-        queue.pop_deferred_task(-1);
-    }
-}
-
-// A read that ended between ready and now found no request to offer again.
-void cache_core::deferred() {
-    if (n_reads_done != n_reads_seen) {
-        n_reads_seen = n_reads_done;
-        offer_deferred_again();
-    }
+// A read that ended between ready and now found no request to offer again: all are. Else the slot is free for those who came
+// later.
+void cache_core::deferred(int id_task) {
+    const bool read_ended = n_reads_done != n_reads_seen;
+    n_reads_seen = n_reads_done;
+    queue.offer_deferred(read_ended ? -1 : id_task);
 }
 
 // Every object that was restored, and whose it is: with this in the log, that nothing crosses users can be checked from outside.
@@ -528,6 +513,15 @@ cache_report cache_core::report_of(const cache_ticket & ticket, const slot_offer
     return report;
 }
 
+// State from upstream's files, which name no user.
+void cache_core::replaced(const slot_view & slot) {
+    slot_record & rec = records[static_cast<size_t>(slot.id)];
+    rec.exact = false;
+    rec.scope = {};
+    rec.prompt.clear();
+    publish(slot, rec, true);
+}
+
 // A few tokens of text on both sides of where the prompts part.
 static std::string text_around(const llama_context * ctx, const std::vector<kvtier::token> & tokens, size_t at) {
     std::string out;
@@ -541,15 +535,29 @@ static std::string text_around(const llama_context * ctx, const std::vector<kvti
     return out;
 }
 
-void cache_core::log(const slot_view & slot, const cache_ticket & ticket, const cache_report & report, size_t n_reused) const {
+parting cache_core::parting_of(const cache_ticket & ticket, const cache_report & report, uint32_t n_static) const {
+    parting out;
+    if (report.miss == cache_miss::off || report.miss == cache_miss::none || report.miss == cache_miss::new_tokens) {
+        return out;
+    }
+    out.words  = text_around(target_ctx, ticket.tokens, report.at);
+    out.early  = report.miss == cache_miss::parted && report.at < n_static;
+    out.advice = advice_for(out.words, out.early);
+    return out;
+}
+
+void cache_core::log(const slot_view & slot, const cache_ticket & ticket, const slot_record & rec, size_t n_reused) const {
+    const cache_report & report = rec.report;
     if (report.miss == cache_miss::off) {
         return;
     }
     LOG_INF("cache: slot %d: %zu of %zu tokens from %s (%s), restored in %.1f ms\n", slot.id, n_reused, ticket.tokens.size(),
             cache_source_name(report.source), cache_match_name(report.match), report.restore_ms);
-    if (report.miss != cache_miss::none && report.miss != cache_miss::new_tokens) {
-        LOG_INF("cache: slot %d: %s at token %u: %s\n", slot.id, cache_miss_name(report.miss), report.at,
-                text_around(target_ctx, ticket.tokens, report.at).c_str());
+    if (!rec.parted.words.empty()) {
+        LOG_INF("cache: slot %d: %s at token %u: %s\n", slot.id, cache_miss_name(report.miss), report.at, rec.parted.words.c_str());
+    }
+    if (!rec.parted.advice.empty()) {
+        LOG_INF("cache: slot %d: %s\n", slot.id, rec.parted.advice.c_str());
     }
 }
 
@@ -562,6 +570,13 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     rec.store        = false;
     rec.report       = {};
     if (!is_cached_kind(task.type) || task.is_child() || !task.cache) {
+        if (rec.scope.name_space != nobody) {
+            prompt.clear(); // of a user, and whose request this is nobody says
+        }
+        prompt.checkpoints.clear(); // they are of what the slot holds, which is about to change
+        rec.scope            = {};
+        rec.scope.name_space = nobody;
+        rec.prompt.clear();
         rec.exact = false;
         publish(slot, rec, false);
         return {};
@@ -571,10 +586,23 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     sequence_scope scope;
     const bool     scope_known = scope_of(ticket.scope.name_space, slot.lora, scope);
     bool           forget      = false;
+    rec.prompt.assign(ticket.tokens.begin(), ticket.tokens.begin() + static_cast<std::ptrdiff_t>(
+                          std::min(ticket.tokens.size(), kvtier::n_conversation_tokens)));
     {
+        // From here on a removal finds the request in its slot, until here as one that waits.
         std::lock_guard<std::mutex> guard(notice_mu);
-        defaults = task.params.lora.empty() ? slot.lora : defaults;
-        std::swap(forget, notices[static_cast<size_t>(slot.id)].forget);
+        slot_notice & notice = notices[static_cast<size_t>(slot.id)];
+        defaults      = task.params.lora.empty() ? slot.lora : defaults;
+        forget        = notice.forget;
+        notice        = {};
+        notice.idle   = false;
+        notice.forget = ticket.removed;
+        notice.scope  = scope;
+        notice.prompt = rec.prompt;
+    }
+    if (ticket.removed) {
+        ticket.target.clear();
+        ticket.draft.clear();
     }
     if (forget || !same_scope(scope, rec.scope)) {
         prompt.clear(); // removed on request, another user's, or evaluated with other adapters
@@ -583,6 +611,10 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     if (!checkpoints_exact) {
         prompt.checkpoints.clear(); // anchors are
     }
+
+    // What upstream finds there now belongs to this prompt, or is not there.
+    const size_t n_known = ticket.failure == cache_miss::off ? 0 : prompt.tokens.get_common_prefix(task.tokens);
+    prompt.checkpoints.remove_if([&](const common_prompt_checkpoint & c) { return !slot_offer::fits(c, n_known); });
 
     const slot_offer offer     = offer_of(slot);
     const size_t     n_in_slot = ticket.failure == cache_miss::off || ticket.failure == cache_miss::media
@@ -601,24 +633,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
 
     rec.report            = report_of(ticket, offer, wanted ? 0 : n_in_slot, n_restored);
     rec.report.restore_ms = n_restored > 0 ? static_cast<float>(ticket.read_ms + put_ms) : 0;
-    log(slot, ticket, rec.report, std::max(n_restored, wanted ? 0 : n_in_slot));
-
-    if (rec.report.miss == cache_miss::recompute_faster) {
-        disk_speed.doubt();
-    }
-
-    if (n_restored == 0 && !known && offer.common(ticket.tokens) == 0) {
-        prompt.clear(); // nothing of it is used, and whether it is exact nobody knows
-    }
-    rec.tokens     = tokens_of(prompt.tokens, prompt.tokens.size());
-    rec.scope      = scope;
-    rec.conversation = kvtier::conversation_hash(ticket.tokens.data(), ticket.tokens.size());
-    rec.exact      = n_restored > 0 || known || prompt.tokens.empty();
-    rec.store      = scope_known && ticket.failure != cache_miss::off && ticket.failure != cache_miss::media;
-    rec.n_reusable = std::max(n_restored, offer.common(ticket.tokens));
-    rec.n_restored = n_restored;
-    rec.n_saved    = n_restored;
-    rec.n_refused  = 0;
+    rec.report.stable     = ticket.stable;
     rec.n_static   = 0;
     rec.last_user  = 0;
     rec.roles.clear();
@@ -629,6 +644,24 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
             rec.last_user = static_cast<uint32_t>(span.pos);
         }
     }
+    rec.parted = parting_of(ticket, rec.report, rec.n_static);
+    log(slot, ticket, rec, std::max(n_restored, wanted ? 0 : n_in_slot));
+
+    if (rec.report.miss == cache_miss::recompute_faster) {
+        disk_speed.doubt();
+    }
+
+    if (n_restored == 0 && !known && offer.common(ticket.tokens) == 0) {
+        prompt.clear(); // nothing of it is used, and whether it is exact nobody knows
+    }
+    rec.tokens     = tokens_of(prompt.tokens, prompt.tokens.size());
+    rec.scope      = scope;
+    rec.exact      = n_restored > 0 || known || prompt.tokens.empty();
+    rec.store      = scope_known && ticket.failure != cache_miss::off && ticket.failure != cache_miss::media;
+    rec.n_reusable = std::max(n_restored, offer.common(ticket.tokens));
+    rec.n_restored = n_restored;
+    rec.n_saved    = n_restored;
+    rec.n_refused  = 0;
     ticket.clear();
     publish(slot, rec, false);
     return rec.report;

@@ -2,6 +2,7 @@
 // Behind state_cache.h, which says who calls what.
 #pragma once
 
+#include "server/request_log.h"
 #include "server/slot_offer.h"
 #include "server/state_cache.h"
 
@@ -58,6 +59,7 @@ struct stored_part {
 // What was found and read for a request. Travels with its task; emptied by restore.
 class cache_ticket {
 public:
+    explicit cache_ticket(const std::string & user) { scope.name_space = user; }
     ~cache_ticket() { clear(); }
     void clear();
 
@@ -72,7 +74,32 @@ public:
     bool                        waited    = false;          // for the writer
     size_t                      n_in_slot = 0;              // of the slot it waits for: tokens it can use
     uint64_t                    in_flight = 0;              // bytes it holds beyond the RAM tier
+    uint8_t                     stable    = 0;              // what of its prompt was made stable
     std::atomic<bool>           reading{ false };
+    std::atomic<bool>           removed{ false };           // its conversation or user was, while it waited
+};
+
+// Whose slot it is when a request was in it that brings no ticket: one of the answers of n > 1, an embedding. Not an id that a
+// client can have.
+inline constexpr const char * nobody = "\n";
+
+// What somebody asked to remove: all of a user, or one conversation.
+struct removal {
+    std::string user;
+    bool        everything = false;
+    uint64_t    hash       = 0;
+    size_t      n_tokens   = 0; // of the conversation, as far as they name it; 0: not known
+
+    // Whether state of these tokens is part of it, or goes on from it.
+    bool concerns(const sequence_scope & scope, const std::vector<kvtier::token> & tokens) const {
+        return scope.name_space == nobody ||
+               (scope.name_space == user && (everything || names(tokens, tokens.size()) || names(tokens, n_tokens)));
+    }
+
+private:
+    bool names(const std::vector<kvtier::token> & tokens, size_t n) const {
+        return n > 0 && n <= tokens.size() && kvtier::conversation_hash(tokens.data(), n) == hash;
+    }
 };
 
 struct request_counts {
@@ -105,24 +132,26 @@ private:
 class cache_core : public std::enable_shared_from_this<cache_core> {
 public:
     static kvtier::status open(const common_params & params, llama_context * target, llama_context * draft,
-                               server_queue & queue, std::shared_ptr<cache_core> & out);
+                               server_queue & queue, std::atomic<bool> & stopping, std::shared_ptr<cache_core> & out);
     ~cache_core();
 
-    void         arrive(server_task & task, const std::string & user);
+    void         arrive(server_task & task, const admission & from);
     int          choose(const std::vector<slot_candidate> & slots, const server_task & task) const;
     bool         ready(const slot_view & slot, server_task & task);
-    void         deferred();
+    void         deferred(int id_task);
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room);
     bool         anchor(const slot_view & slot, uint32_t n_tokens);
     void         evaluated(const slot_view & slot);
     void         ending(const slot_view & slot);
     void         released(const slot_view & slot);
-    void         replaced(int id_slot) { records[static_cast<size_t>(id_slot)].exact = false; }
+    void         interrupted(const slot_view & slot);
+    void         replaced(const slot_view & slot);
 
     common_json describe() const;
     common_json describe_user(const std::string & user) const;
     common_json conversations(const std::string & user) const;
+    common_json requests(const std::string & user) const { return finished.describe(user); }
     std::string metrics() const;
     void        flush(); // what was answered before the call is on disk afterwards
     bool        remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed);
@@ -137,7 +166,7 @@ private:
     // What a slot holds and what became of its request.
     struct slot_record {
         sequence_scope             scope;
-        uint64_t                   conversation = 0;
+        std::vector<kvtier::token> prompt;        // of the request, as far as it names its conversation
         std::vector<kvtier::token> tokens;        // held when last seen
         bool                       exact = true;  // held by plain evaluation or an exact restore: may be stored
         bool                       store = false; // this request may be stored
@@ -151,6 +180,7 @@ private:
         uint32_t                   last_user = 0;
         std::vector<kvtier::role_mark> roles;
         cache_report               report;
+        parting                    parted;
     };
 
     // What HTTP workers may know of a slot.
@@ -158,13 +188,13 @@ private:
         bool           idle = true;
         bool           forget = false; // its conversation was removed
         bool           handing_over = false; // the client may have its answer, the store does not have it yet
-        uint64_t       conversation = 0; // of the prompt
-        uint64_t       stored_as    = 0; // with the answer, which counts while both are short
+        std::vector<kvtier::token> prompt; // as far as it names its conversation
         sequence_scope scope;
         slot_offer     offer;
     };
 
-    cache_core(const common_params & params, llama_context * target, llama_context * draft, server_queue & queue);
+    cache_core(const common_params & params, llama_context * target, llama_context * draft, server_queue & queue,
+               std::atomic<bool> & stopping);
     kvtier::status open_stores(const common_params & params);
     kvtier::status open_store(const common_params & params, llama_context * ctx, const std::string & model_path,
                               ggml_type type_k, ggml_type type_v, std::unique_ptr<sequence_store> & out);
@@ -184,26 +214,28 @@ private:
     bool read_part(sequence_store & from, stored_part & part, cache_ticket & ticket);
     size_t put(const slot_view & slot, cache_ticket & ticket, const std::function<bool()> & make_room);
     cache_report report_of(const cache_ticket & ticket, const slot_offer & offer, size_t n_in_slot, size_t n_restored) const;
-    void log(const slot_view & slot, const cache_ticket & ticket, const cache_report & report, size_t n_reused) const;
+    void log(const slot_view & slot, const cache_ticket & ticket, const slot_record & rec, size_t n_reused) const;
+    parting parting_of(const cache_ticket & ticket, const cache_report & report, uint32_t n_static) const;
 
     size_t chunk_tokens(const slot_view & slot);
     void note_use(const slot_view & slot, slot_record & rec);
-    void save(const slot_view & slot, slot_record & rec, bool complete, bool anchor_end);
+    void save(const slot_view & slot, slot_record & rec, size_t n_tokens, bool complete, bool anchor_end);
     void publish(const slot_view & slot, const slot_record & rec, bool idle);
     void flush_stores();
     void run_reader();
-    void offer_deferred_again();
     bool hand_over(int id_slot, bool begins);
     bool reserve(cache_ticket & ticket, bool always);
-    void stay_awake();
-    void forget_slots(const std::function<bool(const slot_notice &)> & concerns);
+    void give_up_batches_when_stopping();
+    void forget(const removal & what);
+    uint64_t remove(const removal & what, const std::function<kvtier::status(kvtier::store &, uint64_t &)> & from, bool & done);
 
     llama_context * const       target_ctx;
     llama_context * const       draft_ctx;
     server_queue &              queue;
+    std::atomic<bool> &         server_stops;
     const int32_t               n_swa;
     const bool                  checkpoints_exact; // upstream's; see llama_state_has_window
-    const bool                  may_sleep;
+    const bool                  metadata_users; // whether metadata.user_id tells users apart
     const float                 min_similarity; // of a slot's tokens to a prompt, for it to be worth choosing
     std::string                 root_dir;
     size_t                      n_chunk_tokens = 0; // 0: not known yet
@@ -218,6 +250,7 @@ private:
     mutable std::mutex                    notice_mu;
     std::condition_variable               notice_changed;
     std::vector<slot_notice>              notices;  // by slot
+    std::vector<std::weak_ptr<cache_ticket>> waiting; // tickets of requests that have no slot yet
     std::vector<common_adapter_lora_info> defaults; // adapters of requests that name none
 
     speed disk_speed; // bytes per second
@@ -237,6 +270,7 @@ private:
     request_counts                        all_requests; // finished ones
     std::map<std::string, request_counts> user_requests;
     mutable std::mutex                    requests_mu;
+    request_log                           finished;
 };
 
 } // namespace llama_run

@@ -9,8 +9,10 @@
 #include "log.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace llama_run {
@@ -35,26 +37,73 @@ static uint64_t machine_ram() {
     return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
-cache_core::cache_core(const common_params & params, llama_context * target, llama_context * draft, server_queue & queue) :
-    target_ctx(target), draft_ctx(draft), queue(queue),
+// A budget that is too small for some turns and not for others would fill the log.
+static constexpr auto said_again_after = std::chrono::minutes(1);
+
+static kvtier::writer::trouble_listener log_trouble() {
+    return [said = std::chrono::steady_clock::time_point(), quiet = false](const std::string & reason) mutable {
+        const auto now = std::chrono::steady_clock::now();
+        if (!reason.empty()) {
+            quiet = said != std::chrono::steady_clock::time_point() && now - said < said_again_after;
+        }
+        if (quiet) {
+            return;
+        }
+        said = now;
+        if (reason.empty()) {
+            LOG_WRN("cache: storing again\n");
+        } else {
+            LOG_WRN("cache: not storing: %s\n", reason.c_str());
+        }
+    };
+}
+
+// State that others may change is state that others may put words into.
+static void warn_of_writers(const std::string & folder) {
+    struct stat info {};
+    if (stat(folder.c_str(), &info) == 0 && (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+        LOG_WRN("cache: %s can be written by other users of this machine: chmod 700 keeps them out\n", folder.c_str());
+    }
+}
+
+cache_core::cache_core(const common_params & params, llama_context * target, llama_context * draft, server_queue & queue,
+                       std::atomic<bool> & stopping) :
+    target_ctx(target), draft_ctx(draft), queue(queue), server_stops(stopping),
     n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
     checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)),
-    may_sleep(params.sleep_idle_seconds >= 0), min_similarity(params.slot_prompt_similarity), root_dir(params.cache_ssd.path),
+    metadata_users(params.cache_ssd.metadata_users), min_similarity(params.slot_prompt_similarity), root_dir(params.cache_ssd.path),
     records(static_cast<size_t>(params.n_parallel)), notices(static_cast<size_t>(params.n_parallel)),
     defaults(params.lora_adapters) {}
 
 status cache_core::open(const common_params & params, llama_context * target, llama_context * draft,
-                        server_queue & queue, std::shared_ptr<cache_core> & out) {
+                        server_queue & queue, std::atomic<bool> & stopping, std::shared_ptr<cache_core> & out) {
     if (llama_get_memory(target) == nullptr) {
         return status::incompatible("this model keeps no state");
     }
-    std::shared_ptr<cache_core> made(new cache_core(params, target, draft, queue));
+    const int32_t window = params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target));
+    if (params.kv_unified && params.n_parallel > 1 && params.n_ubatch < window) {
+        // llama.cpp then reuses cells of a window that the same batch still looks at.
+        return status::incompatible("a sliding window of " + std::to_string(window) + " tokens with unified K/V and batches of " +
+                                    std::to_string(params.n_ubatch) + " gives wrong text for requests at the same time: use -ub " +
+                                    std::to_string(window) + " or more, or --no-kv-unified");
+    }
+    std::shared_ptr<cache_core> made(new cache_core(params, target, draft, queue, stopping));
     status s = made->open_stores(params);
     if (s.is_ok()) {
+        made->give_up_batches_when_stopping();
         made->reader = std::thread([core = made.get()] { core->run_reader(); });
         out = std::move(made);
     }
     return s;
+}
+
+// Evaluating a batch can take half a minute on a slow processor, and stopping should not. Backends that can be interrupted leave
+// complete rows behind for all tokens but the batch's last ones; folded state, and a draft's, would be neither here nor there.
+void cache_core::give_up_batches_when_stopping() {
+    if (!target->folded() && draft_ctx == nullptr) {
+        llama_set_abort_callback(target_ctx, [](void * stops) { return static_cast<std::atomic<bool> *>(stops)->load(); },
+                                 &server_stops);
+    }
 }
 
 status cache_core::open_stores(const common_params & params) {
@@ -109,6 +158,7 @@ status cache_core::open_store(const common_params & params, llama_context * ctx,
         return s;
     }
     if (target == nullptr) {
+        warn_of_writers(root_dir);
         uint64_t free_bytes = 0;
         if (want.max_bytes == 0) {
             if (status s = env.free_space(root_dir, free_bytes); !s.is_ok()) {
@@ -138,6 +188,7 @@ status cache_core::open_store(const common_params & params, llama_context * ctx,
     options.store.windows           = { want.hot_window, want.warm_window };
     options.queue_bytes             = std::clamp<uint64_t>(options.store.ram_bytes, GiB / 4, 4 * GiB);
     options.backend                 = backend_name();
+    options.on_trouble              = log_trouble();
 
     std::vector<kvtier::key> models;
     if (target == nullptr && kvtier::list_models(env, root_dir, models).is_ok()) {
@@ -170,6 +221,7 @@ void cache_core::close() {
     if (reader.joinable()) {
         reader.join();
     }
+    reads.clear(); // of requests that were cancelled: their tickets would keep this and its lock
     flush_stores();
 }
 

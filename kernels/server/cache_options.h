@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace llama_run {
 
@@ -17,6 +18,11 @@ struct cache_options {
     uint64_t    max_bytes         = 0;     // on disk; 0: a fifth of the free space, at most 64 GiB
     uint64_t    ram_bytes         = 0;     // hot and warm; 0: an eighth of the machine's
     uint32_t    max_concurrent_per_user = 0; // requests; 0: no limit
+    std::string user_header;               // names the user; empty: bodies do
+    bool        metadata_users    = true;  // metadata.user_id of the Anthropic API separates
+    bool        stable_prompts    = true;  // see stable_prompts.h
+    bool        stable_tools      = false;
+    std::vector<std::string> allowed_hosts; // names under which the server is reached, beside those it listens on
 };
 
 } // namespace llama_run

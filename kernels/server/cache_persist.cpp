@@ -22,10 +22,11 @@ void cache_core::note_use(const slot_view & slot, slot_record & rec) {
     }
 }
 
-void cache_core::save(const slot_view & slot, slot_record & rec, bool complete, bool anchor_end) {
+// n_tokens: what the sequence holds.
+void cache_core::save(const slot_view & slot, slot_record & rec, size_t n_tokens, bool complete, bool anchor_end) {
     sequence_turn turn;
     turn.scope      = rec.scope;
-    turn.tokens     = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());
+    turn.tokens     = tokens_of(slot.prompt.tokens, n_tokens);
     turn.n_static   = rec.n_static;
     turn.roles      = rec.roles;
     turn.complete   = complete;
@@ -97,7 +98,7 @@ void cache_core::evaluated(const slot_view & slot) {
         eval_speed.add(static_cast<double>(slot.stats.n_prompt_processed), slot.stats.t_prompt_ms() / 1000);
     }
     if (rec.exact && !hand_over(slot.id, true)) {
-        save(slot, rec, false, false);
+        save(slot, rec, slot.prompt.tokens.size(), false, false);
     }
     (void) hand_over(slot.id, false);
 }
@@ -117,6 +118,22 @@ void cache_core::ending(const slot_view & slot) {
     }
 }
 
+// The tokens of the batch that was given up are in the slot's list and not in its memory.
+void cache_core::interrupted(const slot_view & slot) {
+    slot_record & rec = records[static_cast<size_t>(slot.id)];
+    if (slot.task == nullptr || !is_cached_kind(slot.task->type) || !rec.store) {
+        return;
+    }
+    note_use(slot, rec);
+    const llama_pos last     = llama_memory_seq_pos_max(llama_get_memory(target_ctx), slot.id);
+    const size_t    n_tokens = std::min(static_cast<size_t>(last + 1), slot.prompt.tokens.size());
+    if (rec.exact && n_tokens > 0 && !hand_over(slot.id, true)) {
+        save(slot, rec, n_tokens, n_tokens >= static_cast<size_t>(slot.task->n_tokens()), false);
+    }
+    (void) hand_over(slot.id, false);
+    rec.store = false; // whoever releases the slot takes it for what its list says
+}
+
 void cache_core::released(const slot_view & slot) {
     slot_record & rec = records[static_cast<size_t>(slot.id)];
     if (slot.task == nullptr || !is_cached_kind(slot.task->type)) {
@@ -125,13 +142,25 @@ void cache_core::released(const slot_view & slot) {
     note_use(slot, rec);
     if (rec.store && rec.exact && !hand_over(slot.id, true)) {
         // A request that was cancelled within its prompt ends no turn, but what it evaluated is kept.
-        save(slot, rec, slot.prompt.tokens.size() >= static_cast<size_t>(slot.task->n_tokens()), true);
+        const size_t n_tokens = slot.prompt.tokens.size();
+        save(slot, rec, n_tokens, n_tokens >= static_cast<size_t>(slot.task->n_tokens()), true);
     }
     rec.anchors.clear();
     rec.tokens = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());
     publish(slot, rec, true);
 
     if (rec.report.shown) {
+        finished_request done;
+        done.at_ms       = kvtier::posix_env().now_ms();
+        done.user        = rec.scope.name_space;
+        done.report      = rec.report;
+        done.parted      = rec.parted;
+        done.n_reused    = slot.stats.n_prompt_cached;
+        done.n_evaluated = slot.stats.n_prompt_processed;
+        done.n_answered  = slot.stats.n_gen;
+        done.prompt_ms   = slot.stats.t_prompt_ms();
+        done.answer_ms   = slot.stats.t_gen_ms();
+        finished.add(std::move(done));
         std::lock_guard<std::mutex> guard(requests_mu);
         all_requests.add(rec.report, slot.stats);
         if (user_requests.size() < max_counted_users || user_requests.count(rec.scope.name_space) != 0) {

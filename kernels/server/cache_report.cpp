@@ -1,5 +1,7 @@
 #include "server/cache_report.h"
 
+#include "server/stable_prompts.h"
+
 namespace llama_run {
 
 const char * cache_source_name(cache_source s) {
@@ -51,6 +53,9 @@ void cache_report::add_to(common_json & timings, uint64_t n_cached, uint64_t n_e
     timings["cache_match"]  = cache_match_name(from == cache_source::none ? cache_match::none
                                              : from == cache_source::slot ? cache_match::slot : match);
     timings["restore_ms"]   = restore_ms;
+    if (stable != 0) {
+        timings["stable_prompt"] = stable_names(stable);
+    }
     // The last token of a prompt is always evaluated: its logits are the answer's beginning.
     if (miss != cache_miss::none && n_evaluated > 1) {
         timings["cache_miss"] = common_json{ { "reason", cache_miss_name(miss) }, { "at", at } };

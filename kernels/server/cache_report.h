@@ -41,6 +41,7 @@ struct cache_report {
     cache_miss   miss   = cache_miss::none;
     uint32_t     at     = 0;     // where the prompts part
     float        restore_ms = 0; // reading, verifying and copying into the context
+    uint8_t      stable = 0;     // what of the prompt was made stable: bits of stable_prompts.h
 
     // Tokens that nobody restored were in the slot.
     cache_source source_of(uint64_t n_cached) const {

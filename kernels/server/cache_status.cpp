@@ -8,6 +8,8 @@
 
 namespace llama_run {
 
+using kvtier::status;
+
 // For /cache as they are, for /metrics with a prefix.
 struct number {
     const char * name;
@@ -97,6 +99,7 @@ common_json cache_core::describe() const {
             { "eval_tokens_per_s", eval_speed.get() },
         } },
         { "last_error",  target->queue().last_error() },
+        { "users_by_metadata", metadata_users },
     };
     out["state"]    = object_of(measured(target->store(), target->queue()));
     out["counters"] = object_of(counted(stats.values));
@@ -177,14 +180,22 @@ std::string cache_core::metrics() const {
 // removing
 //
 
-// Slots are the inference thread's: idle ones are erased through the queue, busy ones forget when they are released.
-void cache_core::forget_slots(const std::function<bool(const slot_notice &)> & concerns) {
+// Requests that wait restore nothing of it and leave nothing behind. Slots are the inference thread's: idle ones are erased
+// through the queue, busy ones forget when they are released.
+void cache_core::forget(const removal & what) {
     std::lock_guard<std::mutex> guard(notice_mu);
+    for (const std::weak_ptr<cache_ticket> & t : waiting) {
+        const auto ticket = t.lock();
+        if (ticket && what.concerns(ticket->scope, ticket->tokens)) {
+            ticket->removed = true;
+        }
+    }
     for (size_t i = 0; i < notices.size(); i++) {
-        if (!concerns(notices[i])) {
+        slot_notice & notice = notices[i];
+        if (!what.concerns(notice.scope, notice.prompt) && !what.concerns(notice.scope, notice.offer.tokens)) {
             continue;
         }
-        notices[i].forget = true;
+        notice.forget = true;
         server_task task(SERVER_TASK_TYPE_SLOT_ERASE);
         task.id                  = queue.get_new_id();
         task.slot_action.id_slot = static_cast<int>(i);
@@ -192,35 +203,49 @@ void cache_core::forget_slots(const std::function<bool(const slot_notice &)> & c
     }
 }
 
-bool cache_core::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) {
-    forget_slots([&](const slot_notice & notice) {
-        return (notice.conversation == hash || notice.stored_as == hash) && notice.scope.name_space == user;
-    });
+// Gives the bytes freed. done: whether all stores had it and removed it, for a user; or any, for a conversation.
+uint64_t cache_core::remove(const removal & what, const std::function<status(kvtier::store &, uint64_t &)> & from, bool & done) {
+    forget(what);
     flush();
-    bool found  = false;
-    bytes_freed = 0;
+    uint64_t bytes_freed = 0;
+    done = what.everything;
     for (sequence_store * s : { target.get(), draft.get() }) {
-        uint64_t freed = 0;
-        if (s != nullptr && s->store().remove_conversation(kvtier::user_key(user), hash, freed).is_ok()) {
-            found = true;
-            bytes_freed += freed;
+        if (s == nullptr) {
+            continue;
+        }
+        uint64_t   freed = 0;
+        const bool ok    = from(s->store(), freed).is_ok();
+        done = what.everything ? done && ok : done || ok;
+        bytes_freed += freed;
+    }
+    return bytes_freed;
+}
+
+bool cache_core::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) {
+    removal what;
+    what.user = user;
+    what.hash = hash;
+    for (const kvtier::conversation_info & c : target->store().list()) {
+        if (c.hash == hash && c.name_space == kvtier::user_key(user)) {
+            what.n_tokens = std::min<size_t>(c.n_tokens, kvtier::n_conversation_tokens);
         }
     }
+    bool found  = false;
+    bytes_freed = remove(what, [&](kvtier::store & store, uint64_t & freed) {
+        return store.remove_conversation(kvtier::user_key(user), hash, freed);
+    }, found);
     return found;
 }
 
 bool cache_core::remove_user(const std::string & user, uint64_t & bytes_freed) {
-    forget_slots([&](const slot_notice & notice) { return notice.scope.name_space == user; });
-    flush();
-    bool done   = true;
-    bytes_freed = 0;
-    for (sequence_store * s : { target.get(), draft.get() }) {
-        uint64_t freed = 0;
-        if (s != nullptr) {
-            done = s->store().remove_name_space(kvtier::user_key(user), freed).is_ok() && done;
-            bytes_freed += freed;
-        }
-    }
+    removal what;
+    what.user       = user;
+    what.everything = true;
+    bool done   = false;
+    bytes_freed = remove(what, [&](kvtier::store & store, uint64_t & freed) {
+        return store.remove_name_space(kvtier::user_key(user), freed);
+    }, done);
+    finished.forget(user);
     std::lock_guard<std::mutex> guard(requests_mu);
     user_requests.erase(user);
     return done;

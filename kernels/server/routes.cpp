@@ -9,49 +9,63 @@
 
 namespace llama_run {
 
-// ?user_id=NAME; empty: anonymous. Throws std::invalid_argument, which upstream answers with 400.
-static std::string user_of(const server_http_req & req) {
-    return user_id_of({ { "llama_user_id", req.get_param("user_id") } });
+// What is stored is only known while the store is open: calls what tells or changes it with the server awake, or says why that
+// cannot be.
+static server_http_res_ptr with_store(const state_cache & cache, const std::function<server_http_res_ptr()> & work) {
+    const auto awake = cache.wake();
+    const std::string why = cache.off_because();
+    return why.empty() ? work() : refuse("the cache is off: " + why, ERROR_TYPE_NOT_SUPPORTED);
 }
 
-static server_http_res_ptr remove_conversation(const state_cache & cache, const server_http_req & req) {
+static server_http_res_ptr remove_conversation(const state_cache & cache, const std::string & user, const server_http_req & req) {
     uint64_t hash;
     if (!kvtier::parse_hex(req.get_param("hash"), hash)) {
         return refuse("the conversation's hash is 16 hex digits, as GET /cache/conversations lists it", ERROR_TYPE_INVALID_REQUEST);
     }
     uint64_t freed = 0;
-    if (!cache.remove_conversation(user_of(req), hash, freed)) {
+    if (!cache.remove_conversation(user, hash, freed)) {
         return refuse("no such conversation is stored", ERROR_TYPE_NOT_FOUND);
     }
     return answer(200, { { "hash", kvtier::hex(hash) }, { "bytes_freed", freed } });
 }
 
-static server_http_res_ptr remove_user(const state_cache & cache, const server_http_req & req) {
-    const std::string user = user_id_of({ { "llama_user_id", req.get_param("id") } });
+static server_http_res_ptr remove_user(const state_cache & cache, const std::string & user) {
+    if (user.empty()) {
+        return refuse("say whose state is to be removed: DELETE /cache/users/ID", ERROR_TYPE_INVALID_REQUEST);
+    }
     uint64_t freed = 0;
-    if (user.empty() || !cache.remove_user(user, freed)) {
+    if (!cache.remove_user(user, freed)) {
         return refuse("not everything of this user could be removed: see the server's log", ERROR_TYPE_SERVER);
     }
     return answer(200, { { "user", user }, { "bytes_freed", freed } });
 }
 
-void add_routes(const server_http_context & http, state_cache & cache,
+void add_routes(const server_http_context & http, state_cache & cache, const cache_options & options,
                 const std::function<route_handler(route_handler)> & wrap, const route_proxy & proxy) {
     const route_maker here_or_there = [&](const char * method, route_handler here) {
         return wrap(!proxy ? std::move(here) : [proxy, method](const server_http_req & req) { return proxy(req, method); });
     };
-    http.get("/cache", here_or_there("GET", [&cache](const server_http_req & req) {
-        const std::string user = user_of(req);
+    // ?user_id=NAME; empty: anonymous. Throws std::invalid_argument, which upstream answers with 400.
+    const auto user_of = [options](const server_http_req & req, const char * param) {
+        return user_of_route(req.headers, req.get_param(param), options);
+    };
+    http.get("/cache", here_or_there("GET", [&cache, user_of](const server_http_req & req) {
+        const std::string user = user_of(req, "user_id");
         return answer(200, user.empty() ? cache.describe() : cache.describe_user(user));
     }));
-    http.get("/cache/conversations", here_or_there("GET", [&cache](const server_http_req & req) {
-        return answer(200, { { "conversations", cache.conversations(user_of(req)) } });
+    http.get("/cache/conversations", here_or_there("GET", [&cache, user_of](const server_http_req & req) {
+        return with_store(cache, [&] {
+            return answer(200, { { "conversations", cache.conversations(user_of(req, "user_id")) } });
+        });
     }));
-    http.del("/cache/conversations/:hash", here_or_there("DELETE", [&cache](const server_http_req & req) {
-        return remove_conversation(cache, req);
+    http.get("/cache/requests", here_or_there("GET", [&cache, user_of](const server_http_req & req) {
+        return answer(200, { { "requests", cache.requests(user_of(req, "user_id")) } });
     }));
-    http.del("/cache/users/:id", here_or_there("DELETE", [&cache](const server_http_req & req) {
-        return remove_user(cache, req);
+    http.del("/cache/conversations/:hash", here_or_there("DELETE", [&cache, user_of](const server_http_req & req) {
+        return with_store(cache, [&] { return remove_conversation(cache, user_of(req, "user_id"), req); });
+    }));
+    http.del("/cache/users/:id", here_or_there("DELETE", [&cache, user_of](const server_http_req & req) {
+        return with_store(cache, [&] { return remove_user(cache, req.get_param("id").empty() ? "" : user_of(req, "id")); });
     }));
     http.post("/cache/flush", here_or_there("POST", [&cache](const server_http_req &) {
         cache.flush();

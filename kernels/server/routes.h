@@ -1,4 +1,4 @@
-// GET /cache, GET /cache/conversations, DELETE /cache/conversations/:hash, DELETE /cache/users/:id, POST /cache/flush, and those of
+// GET /cache, GET /cache/conversations, GET /cache/requests, DELETE /cache/conversations/:hash, DELETE /cache/users/:id, POST /cache/flush, and those of
 // expert_routes.h. See docs/http-api.md.
 #pragma once
 
@@ -10,11 +10,12 @@
 namespace llama_run {
 
 class state_cache;
+struct cache_options;
 
 using route_proxy = std::function<server_http_res_ptr(const server_http_req &, const char * method)>;
 
 // wrap: upstream's, which turns exceptions into answers. proxy: see below; null where the model is served by this process.
-void add_routes(const server_http_context & http, state_cache & cache,
+void add_routes(const server_http_context & http, state_cache & cache, const cache_options & options,
                 const std::function<route_handler(route_handler)> & wrap, const route_proxy & proxy);
 
 // In router mode: asks the server of the model that the request names (?model=NAME). A template, because upstream's class

@@ -35,17 +35,25 @@ struct slot_offer {
             return 0;
         }
         const int64_t all_known = n == prompt.size(); // the last token is evaluated again
+        const int64_t most      = static_cast<int64_t>(n) - all_known;
         const int64_t threshold = std::max<int64_t>(0, static_cast<int64_t>(n) - n_swa - all_known);
         if (pos_min < threshold || pos_min == 0) { // see cache_report::is_whole
-            return n - static_cast<size_t>(all_known);
+            return static_cast<size_t>(most);
         }
         int64_t best = 0;
         for (const slot_checkpoint & c : checkpoints) {
-            if (c.pos_max <= static_cast<int64_t>(n) && (c.pos_min < threshold || c.pos_min == 0)) {
+            if (fits(c, n) && (c.pos_min < threshold || c.pos_min == 0)) {
                 best = std::max(best, std::min<int64_t>(c.n_tokens, std::max(c.pos_min + 1, c.pos_max)));
             }
         }
-        return static_cast<size_t>(best);
+        return static_cast<size_t>(std::min(best, most));
+    }
+
+    // Whether a checkpoint's tokens are those of a prompt that has n_common tokens in common with the slot. Upstream looks at
+    // positions alone, and so takes one that ends one token behind where the prompts part.
+    template <typename Checkpoint>
+    static bool fits(const Checkpoint & c, size_t n_common) {
+        return c.n_tokens <= static_cast<int64_t>(n_common);
     }
 };
 

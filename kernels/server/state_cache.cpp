@@ -14,8 +14,10 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
         return;
     }
     std::shared_ptr<cache_core> made;
-    const kvtier::status s = cache_core::open(params, target, draft, queue, made);
+    const kvtier::status s = cache_core::open(params, target, draft, queue, stopping, made);
     std::lock_guard<std::mutex> guard(mu);
+    this->queue = &queue;
+    asleep      = false;
     last_metrics.clear();
     if (!s.is_ok()) {
         why_off = s.message();
@@ -35,6 +37,7 @@ void state_cache::close() {
     {
         std::lock_guard<std::mutex> guard(mu);
         std::swap(closing, open_);
+        asleep  = closing != nullptr;
         why_off = closing ? "closed while the server sleeps: the next request wakes both" : why_off;
     }
     if (closing) {
@@ -50,10 +53,42 @@ std::shared_ptr<cache_core> state_cache::core() const {
     return open_;
 }
 
-std::shared_ptr<void> state_cache::admit(const common_json & body, const cache_options & options) {
+std::shared_ptr<void> state_cache::wake() const {
+    server_queue * known = nullptr;
+    {
+        std::lock_guard<std::mutex> guard(mu);
+        known = queue;
+    }
+    if (known == nullptr) {
+        return nullptr;
+    }
+    auto held = known->awake.hold();
+    known->wait_until_no_sleep();
+    return held;
+}
+
+std::string state_cache::off_because() const {
+    std::lock_guard<std::mutex> guard(mu);
+    return open_ || asleep ? std::string() : why_off;
+}
+
+std::shared_ptr<admission> state_cache::admit(const http_headers & headers, const common_json & body, task_response_type api,
+                                              const cache_options & options) {
     // Who asks matters to the cache and to the limit; without both, a client may call its user what it likes.
     const bool asked = !options.path.empty() || options.max_concurrent_per_user > 0;
-    return gate.enter(asked ? user_id_of(body) : std::string(), options.max_concurrent_per_user);
+    auto made = std::make_shared<admission>();
+    made->user  = asked ? user_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC, options) : std::string();
+    made->place = gate.enter(made->user, options.max_concurrent_per_user);
+    if (!made->place) {
+        return nullptr;
+    }
+    const bool chat = api != TASK_RESPONSE_TYPE_NONE && api != TASK_RESPONSE_TYPE_OAI_CMPL;
+    if (chat && !options.path.empty()) {
+        made->stable = body.contains(stable_field) ? static_cast<uint8_t>(body.at(stable_field).get<int>()) : uint8_t(0);
+        n_made_stable += made->stable != 0;
+        tools.see(made->user, body);
+    }
+    return made;
 }
 
 common_json too_many_requests(const cache_options & options) {
@@ -65,9 +100,11 @@ common_json too_many_requests(const cache_options & options) {
     };
 }
 
-void state_cache::arrive(server_task & task, const common_json & body) const {
+void state_cache::arrive(server_task & task, const admission & from) const {
     if (const auto c = core()) {
-        c->arrive(task, user_id_of(body));
+        c->arrive(task, from);
+    } else {
+        task.cache = std::make_shared<cache_ticket>(from.user); // should the cache be there when its turn comes
     }
 }
 
@@ -81,9 +118,9 @@ bool state_cache::ready(const slot_view & slot, server_task & task) const {
     return !c || c->ready(slot, task);
 }
 
-void state_cache::deferred() const {
+void state_cache::deferred(int id_task) const {
     if (const auto c = core()) {
-        c->deferred();
+        c->deferred(id_task);
     }
 }
 
@@ -116,15 +153,26 @@ void state_cache::released(const slot_view & slot) const {
     }
 }
 
-void state_cache::replaced(int id_slot) const {
+void state_cache::interrupted(const slot_view & slot) const {
     if (const auto c = core()) {
-        c->replaced(id_slot);
+        c->interrupted(slot);
+    }
+}
+
+void state_cache::replaced(const slot_view & slot) const {
+    if (const auto c = core()) {
+        c->replaced(slot);
     }
 }
 
 common_json state_cache::describe() const {
     if (const auto c = core()) {
-        return c->describe();
+        common_json out = c->describe();
+        out["prompts"] = {
+            { "made_stable",     n_made_stable.load() },
+            { "tools_reordered", tools.reordered() },
+        };
+        return out;
     }
     std::lock_guard<std::mutex> guard(mu);
     return { { "enabled", false }, { "reason", why_off } };
@@ -138,6 +186,11 @@ common_json state_cache::describe_user(const std::string & user) const {
 common_json state_cache::conversations(const std::string & user) const {
     const auto c = core();
     return c ? c->conversations(user) : common_json::array();
+}
+
+common_json state_cache::requests(const std::string & user) const {
+    const auto c = core();
+    return c ? c->requests(user) : common_json::array();
 }
 
 std::string state_cache::metrics() const {

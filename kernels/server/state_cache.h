@@ -9,21 +9,24 @@
 //   evaluated inference      hands the prompt's pages to the writer
 //   ending    inference      the answer's last part is about to be sent: a flush waits for what follows
 //   released  inference      hands over the rest of the turn
+//   interrupted inference    a batch was given up because the server stops: hands over what it had before
 //
 // Without --cache-ssd, or when the folder cannot be opened, every function returns at once and the server is upstream's.
 //
-// Thread safety: arrive and everything that reports or removes may be called from any thread, the rest from the inference
+// Thread safety: stop may be called from a signal's handler. arrive and everything that reports or removes may be called from any thread, the rest from the inference
 // thread. open and close belong to the thread that loads the model. No exception but for lack of memory.
 #pragma once
 
 #include "server/cache_report.h"
 #include "server/expert_view.h"
+#include "server/stable_prompts.h"
 #include "server/user_id.h"
 
 #include "common.h"
 #include "server-queue.h"
 #include "server-task.h"
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -52,6 +55,16 @@ struct slot_candidate {
     int64_t   last_used; // microseconds
 };
 
+// What waiting clients are told when the server stops.
+inline constexpr const char * stopping_message = "the server is stopping";
+
+// A request that was let in: whose it is, and its place among the user's requests for as long as this lives.
+struct admission {
+    std::string           user;
+    std::shared_ptr<void> place;
+    uint8_t               stable = 0; // what was made stable: stable_prompts.h
+};
+
 class state_cache {
 public:
     // Turns upstream's prompt cache off when it succeeds. Requests that wait for files are deferred in the queue, which
@@ -68,11 +81,12 @@ public:
         close();
     }
 
-    // A place among the user's requests; null when the user has as many as allowed. Throws std::invalid_argument for a
-    // malformed user id.
-    std::shared_ptr<void> admit(const common_json & body, const cache_options & options);
+    // Null when the user has as many requests as allowed. Throws std::invalid_argument for a malformed user id. api: which
+    // fields of the body are upstream's and ours, and which a client wrote.
+    std::shared_ptr<admission> admit(const http_headers & headers, const common_json & body, task_response_type api,
+                                     const cache_options & options);
 
-    void arrive(server_task & task, const common_json & body) const;
+    void arrive(server_task & task, const admission & from) const;
 
     // The slot for a request. Null: upstream chooses (the cache is off, the request names its slot, or none is free).
     template <typename Slots>
@@ -86,7 +100,7 @@ public:
     }
 
     bool ready(const slot_view & slot, server_task & task) const;
-    void deferred() const; // the request for which ready said no now waits: the read may have been faster than that
+    void deferred(int id_task) const; // the request for which ready said no now waits: the slot is free for those behind it
 
     // make_room: frees cells of idle slots; false when there are none.
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
@@ -98,12 +112,32 @@ public:
     void ending(const slot_view & slot) const;
     void released(const slot_view & slot) const;
 
-    // Somebody put other state into a slot: it is reused as upstream would, and never stored.
-    void replaced(int id_slot) const;
+    // From now on batches are given up half-way, where that costs nothing but the batch.
+    void stop() { stopping = true; }
+
+    // After such a batch. Gives the error for those who wait.
+    template <typename Slots>
+    std::string interrupted(const Slots & slots) const {
+        for (const auto & slot : slots) {
+            interrupted(slot.view());
+        }
+        return stopping_message;
+    }
+
+    // Somebody put other state into a slot: it is reused as upstream would, by those who name no user, and never stored.
+    void replaced(const slot_view & slot) const;
+
+    // Wakes a server that sleeps and keeps it awake while the result lives: its store is closed meanwhile, and what is in it
+    // nobody knows.
+    std::shared_ptr<void> wake() const;
+
+    // Empty while it is on, or sleeps.
+    std::string off_because() const;
 
     common_json describe() const;
     common_json describe_user(const std::string & user) const;
     common_json conversations(const std::string & user) const;
+    common_json requests(const std::string & user) const;
     std::string metrics() const;
 
     void flush() const;
@@ -114,14 +148,20 @@ public:
 
 private:
     void                        close();
+    void                        interrupted(const slot_view & slot) const;
     int                         choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const;
     std::shared_ptr<cache_core> core() const;
 
     user_gate                   gate;
+    tool_watch                  tools;
+    std::atomic<uint64_t>       n_made_stable{ 0 }; // prompts
     mutable std::mutex          mu;
     std::shared_ptr<cache_core> open_;
-    std::string                 last_metrics; // of the cache that was closed
+    server_queue *              queue  = nullptr; // of the server that asked for a cache
+    bool                        asleep = false;
+    std::string                 last_metrics;     // of the cache that was closed
     std::string                 why_off = "not asked for: start the server with --cache-ssd PATH";
+    std::atomic<bool>           stopping{ false };
 };
 
 // The error that goes with status 429.

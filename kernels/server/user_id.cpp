@@ -1,6 +1,11 @@
 #include "server/user_id.h"
 
+#include "server/stable_prompts.h"
+
+#include "kvtier/file_names.h"
+
 #include <algorithm>
+#include <cctype>
 #include <stdexcept>
 
 namespace llama_run {
@@ -13,23 +18,142 @@ bool is_user_id(const std::string & text) {
     });
 }
 
-static std::string checked(const char * name, const common_json & value) {
+static std::string checked(const std::string & name, const common_json & value) {
     if (value.is_null()) {
         return ""; // how clients say that they leave a field out
     }
     if (!value.is_string() || !is_user_id(value.get<std::string>())) {
-        throw std::invalid_argument(std::string(name) + " must be a string of at most " + std::to_string(max_length) +
+        throw std::invalid_argument(name + " must be a string of at most " + std::to_string(max_length) +
                                     " letters, digits, '_' and '-'");
     }
     return value.get<std::string>();
 }
 
-std::string user_id_of(const common_json & body) {
-    // The conversion of Anthropic bodies leaves metadata.user_id under this name.
-    if (body.contains("__metadata_user_id")) {
-        return checked("metadata.user_id", body.at("__metadata_user_id"));
+//
+// metadata.user_id
+//
+
+static std::string hashed(const char * kind, const std::string & text) {
+    return std::string(kind) + "-" + kvtier::hex(kvtier::user_key(text));
+}
+
+static std::string claude_user(const std::string & device, const std::string & account) {
+    return hashed("claude", device + "/" + account);
+}
+
+// user_<device>_account_<account>_session_<session>: Claude Code 1.x and 2.0. The account may be empty.
+static bool is_old_claude(const std::string & text, std::string & user) {
+    static const std::string before_device = "user_", before_account = "_account_", before_session = "_session_";
+    const size_t account = text.find(before_account);
+    const size_t session = account == std::string::npos ? account : text.find(before_session, account + before_account.size() - 1);
+    if (text.rfind(before_device, 0) != 0 || session == std::string::npos) {
+        return false;
     }
-    return body.contains("llama_user_id") ? checked("llama_user_id", body.at("llama_user_id")) : std::string();
+    const size_t begin = account + before_account.size();
+    user = claude_user(text.substr(before_device.size(), account - before_device.size()),
+                       session > begin ? text.substr(begin, session - begin) : std::string());
+    return true;
+}
+
+// A JSON text with device_id, account_uuid and session_id: Claude Code 2.1.
+static bool is_new_claude(const std::string & text, std::string & user) {
+    if (text.empty() || text[0] != '{') {
+        return false;
+    }
+    try {
+        const common_json named = common_json::parse(text);
+        const auto part = [&](const char * name) {
+            return named.contains(name) && named.at(name).is_string() ? named.at(name).get<std::string>() : std::string();
+        };
+        if (!named.is_object() || !named.contains("session_id") || part("device_id").empty()) {
+            return false;
+        }
+        user = claude_user(part("device_id"), part("account_uuid"));
+        return true;
+    } catch (const std::exception &) {
+        return false; // it only looks like JSON
+    }
+}
+
+std::string user_of_metadata(const common_json & value) {
+    if (value.is_null()) {
+        return "";
+    }
+    if (!value.is_string()) {
+        return hashed("metadata", value.dump_safe());
+    }
+    const std::string text = value.get<std::string>();
+    std::string       user;
+    if (is_new_claude(text, user) || is_old_claude(text, user)) {
+        return user;
+    }
+    return is_user_id(text) ? text : hashed("metadata", text);
+}
+
+void keep_user(const common_json & anthropic, common_json & converted) {
+    converted[converted_metadata_user] = nullptr;
+    if (anthropic.contains("metadata") && anthropic.at("metadata").is_object() && anthropic.at("metadata").contains("user_id")) {
+        converted[converted_metadata_user] = anthropic.at("metadata").at("user_id");
+    }
+    for (const char * name : { "llama_user_id", stable_field }) {
+        if (anthropic.contains(name)) {
+            converted[name] = anthropic.at(name);
+        }
+    }
+}
+
+//
+// whose it is
+//
+
+static bool same_header(const std::string & a, const std::string & b) {
+    return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](char x, char y) {
+        return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
+    });
+}
+
+// Null where there is no such header, or none is trusted. A client that sends it twice, in whatever spelling, is refused: which
+// of them the proxy has set, nobody knows.
+static const std::string * user_header(const http_headers & headers, const cache_options & options) {
+    const std::string * found = nullptr;
+    for (const auto & [name, value] : headers) {
+        if (options.user_header.empty() || !same_header(name, options.user_header)) {
+            continue;
+        }
+        if (found != nullptr) {
+            throw std::invalid_argument("the header " + options.user_header + " is there twice");
+        }
+        found = &value;
+    }
+    return found;
+}
+
+std::string user_of_request(const http_headers & headers, const common_json & body, bool converted, const cache_options & options) {
+    if (!options.user_header.empty()) {
+        const std::string * header = user_header(headers, options);
+        return header != nullptr ? checked("the header " + options.user_header, *header) : std::string();
+    }
+    if (body.contains("llama_user_id")) {
+        const std::string user = checked("llama_user_id", body.at("llama_user_id"));
+        if (!user.empty()) {
+            return user;
+        }
+    }
+    const bool metadata = converted && options.metadata_users && body.contains(converted_metadata_user);
+    return metadata ? user_of_metadata(body.at(converted_metadata_user)) : std::string();
+}
+
+std::string user_of_route(const http_headers & headers, const std::string & named, const cache_options & options) {
+    const std::string   user   = checked("user_id", named);
+    const std::string * header = user_header(headers, options);
+    if (header == nullptr) {
+        return user;
+    }
+    const std::string own = checked("the header " + options.user_header, *header);
+    if (!user.empty() && user != own) {
+        throw std::invalid_argument("the header " + options.user_header + " says that this is another user's request");
+    }
+    return own;
 }
 
 std::shared_ptr<void> user_gate::enter(const std::string & user, uint32_t limit) {

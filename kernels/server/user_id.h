@@ -1,6 +1,13 @@
-// Whose request it is: `llama_user_id` in OpenAI bodies, `metadata.user_id` in Anthropic ones. An id separates state, it
-// does not prove who asks.
+// Whose request it is. An id separates state, it does not prove who asks.
+//
+// What counts, the first that is there (docs/http-api.md has the table for those who run a proxy):
+//
+//   --user-header NAME   that header alone; nothing in a body counts
+//   llama_user_id        in the body of any API
+//   metadata.user_id     in bodies of the Anthropic API, unless --metadata-users off
 #pragma once
+
+#include "server/cache_options.h"
 
 #include "json.h"
 
@@ -11,11 +18,30 @@
 
 namespace llama_run {
 
-// Empty: anonymous. Throws std::invalid_argument, naming the field and the rule, for anything but letters, digits, _ and -,
-// 512 at most.
-std::string user_id_of(const common_json & body);
+using http_headers = std::map<std::string, std::string>; // as upstream hands them on: names as the client wrote them
 
+// Under this name upstream's conversion of Anthropic bodies hands metadata.user_id on. It counts in converted bodies alone: a
+// client may write it into its own.
+inline constexpr const char * converted_metadata_user = "__metadata_user_id";
+
+// Called at the end of that conversion: what of the original says whose it is, and what was made stable in it. `converted` was
+// made from nothing.
+void keep_user(const common_json & anthropic, common_json & converted);
+
+// Empty: anonymous. converted: the body came through keep_user. Throws std::invalid_argument, naming the field and the rule,
+// for a header or a llama_user_id that breaks the rule of is_user_id.
+std::string user_of_request(const http_headers & headers, const common_json & body, bool converted, const cache_options & options);
+
+// The same for our own routes, where the user is named in the address. Behind a proxy that sets the header, nobody reaches
+// another's: std::invalid_argument.
+std::string user_of_route(const http_headers & headers, const std::string & named, const cache_options & options);
+
+// Letters, digits, _ and -, 512 at most.
 bool is_user_id(const std::string & text);
+
+// The user that any text of metadata.user_id stands for, always by the rule of is_user_id: an id stays as it is, Claude Code's
+// names of device, account and session lose the session, the rest is hashed whole.
+std::string user_of_metadata(const common_json & value);
 
 // How many requests of a user are being served. Thread-safe.
 class user_gate {

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import pytest
 import toys
-from cache_server import TABLE, Answer, CacheServer, Messages, Serve, Tokens, say, starter, toy
-from helpers import ROOT, wait_until
+from cache_server import TABLE, Answer, CacheServer, Messages, Serve, Tokens, say, smollm2, starter, toy
+from helpers import wait_until
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
@@ -46,7 +46,7 @@ class Case:
 
     @property
     def model(self) -> Path:
-        return ROOT / "models" / "built-in" / "SmolLM2-135M-Instruct.Q4_1.gguf" if self.kind == SMOL else toy(self.kind)
+        return smollm2() if self.kind == SMOL else toy(self.kind)
 
     @property
     def cuttable(self) -> bool:

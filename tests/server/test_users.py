@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import threading
@@ -177,14 +178,12 @@ ROUTES: dict[str, dict[str, Any]] = {
 def test_ids_that_break_the_rule(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), *SLOTS, cache=kv)
     for route, body in ROUTES.items():
-        field = "metadata.user_id" if route == "/v1/messages" else "llama_user_id"
         for name, (user, is_valid) in IDS.items():
-            named = {"metadata": {"user_id": user}} if field == "metadata.user_id" else {field: user}
-            answer = server.request("POST", route, body | named)
+            answer = server.request("POST", route, body | {"llama_user_id": user})
             assert answer.status_code == (200 if is_valid else 400), f"{route}, {name}: {answer.text[:300]}"
             if not is_valid:
                 message = answer.json()["error"]["message"]
-                assert field in message and "512" in message and len(message) < 1000, (
+                assert "llama_user_id" in message and "512" in message and len(message) < 1000, (
                     f"{route}, {name}: {message[:300]}"
                 )
     server.flush()
@@ -194,10 +193,119 @@ def test_ids_that_break_the_rule(serve: Serve, kv: Path) -> None:
     assert users <= {user_key(str(user)) for user, is_valid in IDS.values() if is_valid}
 
 
+# Who is meant
+
+DEVICE = "5fd14ff0a496fecf89d82a36ab68340fa30ed602eed1f37e8b54e77ca3cfe2bb"
+
+
+def claude(device: str = DEVICE, account: str = "", session: str = "5fad9cbd-0f3c-4bec-8d1d-c3ad03c5f2df") -> str:
+    return json.dumps({"device_id": device, "account_uuid": account, "session_id": session})
+
+
+def old_claude(device: str = DEVICE, account: str = "", session: str = "c3ad03c5-0f3c-4bec-8d1d-5fad9cbdf2df") -> str:
+    return f"user_{device}_account_{account}_session_{session}"
+
+
+def named(user_id: object, **fields: object) -> dict[str, Any]:
+    return {"metadata": {"user_id": user_id}} | fields
+
+
+# Requests of one user share, those of different ones do not. Each line: what a client sends, and whose it is.
+MEANT: list[tuple[str, dict[str, Any], dict[str, str], str]] = [
+    ("/v1/messages", named(claude()), {}, "device"),
+    ("/v1/messages", named(claude(session="another")), {}, "device"),
+    ("/v1/messages", named(old_claude()), {}, "device"),
+    ("/v1/messages", named(claude(account="4bec")), {}, "account"),
+    ("/v1/messages", named(old_claude(account="4bec", session="third")), {}, "account"),
+    ("/v1/messages", named(claude(device="0" * 64)), {}, "other device"),
+    ("/v1/messages", named("ann@example.org"), {}, "mail"),
+    ("/v1/messages", named("ann lee \0 🦙" * 500), {}, "any text"),
+    ("/v1/messages", named('{"device_id": ' * 1000), {}, "broken JSON"),
+    ("/v1/messages", named(5), {}, "a number"),
+    ("/v1/messages", named({"id": "ann"}), {}, "an object"),
+    ("/v1/messages", named("ann"), {}, "ann"),
+    ("/v1/messages", {"llama_user_id": "ann"}, {}, "ann"),
+    ("/v1/messages", named("ben", llama_user_id="ann"), {}, "ann"),
+    ("/v1/messages", named("ben", llama_user_id=""), {}, "ben"),
+    ("/v1/messages", {"__metadata_user_id": "ann"}, {}, "anonymous"),
+    ("/v1/messages", named(None, __metadata_user_id="ann"), {}, "anonymous"),
+    ("/v1/messages", named("ben", __metadata_user_id="ann"), {}, "ben"),
+    ("/v1/messages", {"metadata": None}, {}, "anonymous"),
+    ("/v1/chat/completions", {"llama_user_id": "ben", "__metadata_user_id": "ann"}, {}, "ben"),
+    ("/v1/chat/completions", {"__metadata_user_id": "ann"}, {}, "anonymous"),
+    ("/v1/chat/completions", named("ann"), {}, "anonymous"),
+    ("/v1/responses", {"llama_user_id": "ben", "__metadata_user_id": "ann"}, {}, "ben"),
+    ("/v1/chat/completions", {}, {"X-Llama-User": "ann"}, "anonymous"),
+]
+
+
+def whose(server: CacheServer, number: int, route: str, body: dict[str, Any], headers: dict[str, str]) -> str:
+    """The name space that the request's state was stored in; empty: the anonymous one."""
+    before = stored_for(server)
+    words = f"{LINES[number % 18]} {number} {number * 7919}"
+    text: dict[str, Any] = {"input": words} if route == "/v1/responses" else {"messages": [say("user", words)]}
+    answer = requests.post(server.url + route, json=text | {"max_tokens": 1} | body, headers=headers, timeout=60)
+    assert answer.status_code == 200, f"{route} {str(body)[:200]}: {answer.text[:300]}"
+    server.flush()
+    grown = [user for user, count in stored_for(server).items() if count > before.get(user, 0)]
+    assert len(grown) == 1, grown
+    return grown[0]
+
+
+def stored_for(server: CacheServer) -> dict[str, int]:
+    root = Path(server.cache()["path"])
+    names = {path.name: len(list(path.glob("*/*"))) for path in root.glob("*/u/*")}
+    return names | {"": len([path for path in root.glob("*/*/*") if "u" not in path.relative_to(root).parts])}
+
+
+def test_users_are_who_the_table_says(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "4096", cache=kv)
+    seen: dict[str, str] = {"anonymous": "", "ann": user_key("ann"), "ben": user_key("ben")}
+    for number, (route, body, headers, meant) in enumerate(MEANT):
+        folder = whose(server, number, route, body, headers)
+        assert seen.setdefault(meant, folder) == folder, f"{route} {str(body)[:200]}: not {meant}"
+    assert len(set(seen.values())) == len(seen), "two of them share"
+
+
+def test_metadata_separates_nobody_when_told_so(serve: Serve, kv: Path) -> None:
+    flags = "--parallel", "1", "--ctx-size", "4096", "--metadata-users", "off"
+    server = serve(toy("dense"), *flags, cache=kv)
+    assert server.cache()["users_by_metadata"] is False
+    assert whose(server, 0, "/v1/messages", named(claude()), {}) == ""
+    assert whose(server, 1, "/v1/messages", named("ann"), {}) == ""
+    assert whose(server, 2, "/v1/messages", named("ben", llama_user_id="ann"), {}) == user_key("ann")
+
+
+def test_bodies_do_not_override_the_proxys_header(serve: Serve, kv: Path) -> None:
+    flags = "--parallel", "1", "--ctx-size", "4096", "--user-header", "X-Llama-User"
+    server = serve(toy("dense"), *flags, cache=kv)
+    claims: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", {"llama_user_id": "ann"}),
+        ("/v1/chat/completions", {"llama_user_id": ["not", "an", "id"]}),
+        ("/v1/messages", named("ann", llama_user_id="ann")),
+        ("/completion", {"llama_user_id": "ann", "prompt": "Hello there", "__metadata_user_id": "ann"}),
+    ]
+    for number, (route, body) in enumerate(claims):
+        assert whose(server, 2 * number, route, body, {"x-llama-user": "ben"}) == user_key("ben")
+        assert whose(server, 2 * number + 1, route, body, {}) == ""
+    chat = ROUTES["/v1/chat/completions"]
+    for headers in ({"X-Llama-User": "ben lee"}, {"X-Llama-User": "../ann"}):
+        assert (
+            requests.post(f"{server.url}/v1/chat/completions", json=chat, headers=headers, timeout=60).status_code
+            == 400
+        )
+    # Our own routes obey it, too.
+    theirs = {"X-Llama-User": "ben"}
+    assert requests.get(f"{server.url}/cache/conversations?user_id=ann", headers=theirs, timeout=60).status_code == 400
+    assert requests.delete(f"{server.url}/cache/users/ann", headers=theirs, timeout=60).status_code == 400
+    listed = requests.get(f"{server.url}/cache/conversations", headers=theirs, timeout=60).json()["conversations"]
+    assert listed and requests.delete(f"{server.url}/cache/users/ben", headers=theirs, timeout=60).status_code == 200
+
+
 def test_id_matters_where_nothing_is_kept(serve: Serve) -> None:
     """Without the cache and without a limit it is upstream's server, which takes any."""
     server = serve(toy("dense"), *SLOTS)
-    body = ROUTES["/v1/messages"] | {"metadata": {"user_id": "ann@example.org"}}
+    body = ROUTES["/v1/messages"] | {"llama_user_id": "ann@example.org"}
     assert server.request("POST", "/v1/messages", body).status_code == 200
     server.stop()
     server = serve(toy("dense"), *SLOTS, "--max-concurrent-per-user", "2")

@@ -1,0 +1,58 @@
+// The last requests, for GET /cache/requests: what each reused, and where it parted from what is known, in words.
+//
+// Thread safety: all functions may be called from any thread. Memory is bounded by n_kept and max_words.
+#pragma once
+
+#include "server/cache_report.h"
+
+#include "json.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace llama_run {
+
+// Where a prompt left what is known.
+struct parting {
+    std::string words;  // on both sides of the place, " | " between them; empty: nothing to tell
+    std::string advice; // what of the client's settings would help; empty: nothing is known
+    bool        early = false; // before the first message of the user, which prompts of one agent should share
+};
+
+// What the words around such a place suggest. early: see above. A pure function.
+std::string advice_for(const std::string & words, bool early);
+
+struct finished_request {
+    int64_t      at_ms = 0; // Unix time of its end
+    std::string  user;
+    cache_report report;
+    parting      parted;
+    uint64_t     n_reused    = 0;
+    uint64_t     n_evaluated = 0;
+    uint64_t     n_answered  = 0;
+    double       prompt_ms   = 0;
+    double       answer_ms   = 0;
+};
+
+class request_log {
+public:
+    static constexpr size_t n_kept    = 256;
+    static constexpr size_t max_words = 400; // bytes
+
+    void add(finished_request request);
+
+    // Newest first.
+    common_json describe(const std::string & user) const;
+
+    void forget(const std::string & user);
+
+private:
+    mutable std::mutex           mu;
+    std::deque<finished_request> kept;
+};
+
+} // namespace llama_run

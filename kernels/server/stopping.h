@@ -1,0 +1,16 @@
+// What remains to be done when the server was told to stop and its last batch is done: those who wait are told, and nobody who
+// does not listen keeps the process.
+#pragma once
+
+#include "server-task.h"
+
+namespace llama_run {
+
+// For a request whose result will never come: 503.
+server_task_result_ptr stopping_error(int id_task);
+
+// Ends the process if it has not ended by itself by then. Everything must be on disk: upstream waits for every connection, also
+// for one whose client has stopped reading.
+void leave_within_seconds(int seconds);
+
+} // namespace llama_run

@@ -1,0 +1,111 @@
+"""Another site's page in the user's browser reads, changes and removes nothing. Programs notice nothing."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from cache_server import CacheServer, Serve, starter, toy
+from helpers import ROOT
+
+pytestmark = pytest.mark.server
+
+CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+EVIL = "https://evil.example"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CacheServer]:
+    with starter(tmp_path_factory) as serve:
+        yield serve(toy("dense"), "--parallel", "1", "--ctx-size", "2048", cache=tmp_path_factory.mktemp("kv") / "kv")
+
+
+def routes() -> list[tuple[str, str]]:
+    """All that the server has, from the calls that register them."""
+    found = []
+    folders = ROOT / "llama.cpp" / "source" / "tools" / "server", ROOT / "kernels" / "server"
+    for source in [folders[0] / "server.cpp", *folders[1].glob("*routes.cpp")]:
+        for method, path in re.findall(r'http\.(get|post|del) ?\("(/[^"]*)"', source.read_text()):
+            found.append(({"del": "DELETE"}.get(method, method.upper()), re.sub(r":\w+", "0", path)))
+    assert len(found) > 50, found
+    return found
+
+
+def test_no_route_answers_another_sites_page(server: CacheServer) -> None:
+    for method, path in routes():
+        for headers in (
+            {"Origin": EVIL},
+            {"Origin": "null"},
+            {"Origin": EVIL, "Content-Type": "text/plain"},
+            {"Origin": "http://localhost.evil.example:9090"},
+            {"Origin": "http://127.0.0.1.evil.example"},
+        ):
+            answer = requests.request(method, server.url + path, data="{}", headers=headers, timeout=30)
+            assert answer.status_code == 403, f"{method} {path} {headers}: {answer.status_code}"
+            assert "Access-Control-Allow-Origin" not in answer.headers
+            assert "--cors-origins" in answer.json()["error"]["message"]
+        preflight = {"Origin": EVIL, "Access-Control-Request-Method": method}
+        answer = requests.options(server.url + path, headers=preflight, timeout=30)
+        assert answer.status_code == 403 and "Access-Control-Allow-Methods" not in answer.headers
+
+
+def test_form_without_an_origin_changes_nothing(server: CacheServer) -> None:
+    headers = {"Sec-Fetch-Site": "cross-site", "Content-Type": "text/plain"}
+    assert requests.post(f"{server.url}/cache/flush", data="{}", headers=headers, timeout=30).status_code == 403
+
+
+def test_name_that_is_not_ours_is_refused(server: CacheServer) -> None:
+    """DNS rebinding: the page's own name resolves to this machine."""
+    for method, path in routes():
+        answer = requests.request(method, server.url + path, data="{}", headers={"Host": "evil.example"}, timeout=30)
+        assert answer.status_code == 403 and "--allowed-host evil.example" in answer.text, f"{method} {path}"
+
+
+def test_own_pages_and_programs_pass(server: CacheServer) -> None:
+    port = server.port
+    for headers in (
+        {},
+        {"Origin": f"http://127.0.0.1:{port}"},
+        {"Origin": "http://localhost:5173"},
+        {"Origin": "http://[::1]:3000"},
+        {"Host": f"localhost:{port}"},
+        {"Host": f"192.168.1.5:{port}", "Origin": f"http://192.168.1.5:{port}"},
+        {"Host": socket.gethostname()},
+        {"Sec-Fetch-Site": "same-origin", "Origin": f"http://127.0.0.1:{port}"},
+    ):
+        answer = requests.post(f"{server.url}/v1/chat/completions", json=CHAT, headers=headers, timeout=30)
+        assert answer.status_code == 200, f"{headers}: {answer.text}"
+    answer = requests.get(f"{server.url}/cache", headers={"Origin": "http://localhost:5173"}, timeout=30)
+    assert answer.headers["Access-Control-Allow-Origin"] == "http://localhost:5173"
+    # A page of a private network's server is another site for this one.
+    headers = {"Origin": "http://192.168.1.6"}
+    assert requests.get(f"{server.url}/cache", headers=headers, timeout=30).status_code == 403
+
+
+def test_what_is_allowed_passes(serve: Serve, tmp_path: Path) -> None:
+    flags = "--parallel", "1", "--ctx-size", "2048", "--allowed-host", "llama.lan,box.example"
+    server = serve(toy("dense"), *flags, "--cors-origins", "https://app.example", cache=tmp_path / "kv")
+    for headers in {"Host": "llama.lan"}, {"Host": "Box.Example:80"}, {"Origin": "https://app.example"}:
+        assert requests.get(f"{server.url}/cache", headers=headers, timeout=30).status_code == 200, headers
+    for headers in {"Host": "evil.example"}, {"Origin": EVIL}:
+        assert requests.get(f"{server.url}/cache", headers=headers, timeout=30).status_code == 403, headers
+
+
+def test_without_the_cache_it_is_upstreams(serve: Serve) -> None:
+    server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "2048")
+    answer = requests.get(f"{server.url}/props", headers={"Origin": EVIL, "Host": "evil.example"}, timeout=30)
+    assert answer.status_code == 200 and answer.headers["Access-Control-Allow-Origin"] in ("*", EVIL)
+
+
+def test_idle_connections_block_nobody(server: CacheServer) -> None:
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
+    try:
+        assert requests.get(f"{server.url}/cache", timeout=4).status_code == 200
+        assert requests.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=10).status_code == 200
+    finally:
+        for connection in idle:
+            connection.close()

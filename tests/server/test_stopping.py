@@ -1,0 +1,111 @@
+"""SIGTERM while clients wait: they are told, what was evaluated is kept, and the process ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from backend import PATIENCE
+from cache_server import CacheServer, Serve, smollm2, toy
+from helpers import wait_until
+from toys.corpus import TEXT
+
+pytestmark = pytest.mark.server
+
+# Of the promise, 5 s; starting and ending a process on a busy machine is the rest.
+SOON = 8.0
+
+
+@pytest.fixture
+def kv(tmp_path: Path) -> Path:
+    return tmp_path / "kv"
+
+
+def ends_soon(server: CacheServer) -> None:
+    began = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0, server.said()
+    took = time.monotonic() - began
+    assert took < SOON * PATIENCE, f"{took:.1f} s:\n{server.said()[-3000:]}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_waiting_clients_are_told_and_the_prompt_is_kept(serve: Serve, kv: Path, stream: bool) -> None:
+    model = smollm2()
+    flags = "--parallel", "1", "--ctx-size", "2048", "-ub", "64", "--cache-ssd-page-size", "32"
+    server = serve(model, *flags, cache=kv)
+    tokens = (server.tokens(TEXT) * 4)[:1900]  # one batch of llama.cpp's, of many seconds
+    body = {"prompt": tokens, "n_predict": 8, "stream": stream}
+    answers: list[tuple[int, str]] = []
+
+    def ask() -> None:
+        answer = requests.post(f"{server.url}/completion", json=body, timeout=120)
+        answers.append((answer.status_code, answer.text))
+
+    clients = [threading.Thread(target=ask) for _ in range(3)]  # one is evaluated, the others wait for the slot
+    for client in clients:
+        client.start()
+    wait_until(lambda: any(slot["is_processing"] for slot in server.get("/slots")), 30, "a prompt is evaluated")
+    time.sleep(4 * PATIENCE)
+    ends_soon(server)
+    for client in clients:
+        client.join(10)
+    assert len(answers) == 3
+    for status, text in answers:
+        assert status == 503 or (stream and "the server is stopping" in text), (status, text[:300])
+
+    server = serve(model, *flags, cache=kv)
+    again = server.complete(tokens[:300], n_predict=1)
+    assert again.reused >= 64, f"{again.timings}: seconds of a prompt were evaluated and lost"
+    cold = serve(model, *flags).complete(tokens[:300], n_predict=1, cache_prompt=False)
+    assert again.apart(cold) < 0.1
+
+
+def test_answer_in_the_making_is_kept(serve: Serve, kv: Path) -> None:
+    server = serve(toy("hybrid-moe"), "--parallel", "2", "--ctx-size", "16384", cache=kv)
+    prompt = server.tokens(TEXT)[:300]
+    told: list[int] = []
+
+    def ask() -> None:
+        body = {"prompt": prompt, "n_predict": 7000, "ignore_eos": True}
+        told.append(requests.post(f"{server.url}/completion", json=body, timeout=120).status_code)
+
+    client = threading.Thread(target=ask)
+    client.start()
+    wait_until(lambda: server.get("/slots")[0]["is_processing"] or server.get("/slots")[1]["is_processing"], 30, "busy")
+    time.sleep(1)
+    ends_soon(server)
+    client.join(10)
+    assert told == [503]
+    server = serve(toy("hybrid-moe"), "--parallel", "2", "--ctx-size", "16384", cache=kv)
+    again = server.complete(prompt, n_predict=1)
+    assert again.reused >= len(prompt) - 4 and again.source == "cold"
+
+
+def test_client_that_does_not_read_keeps_nobody(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "32768", cache=kv)
+    body = json.dumps({"prompt": "Hello", "n_predict": 30000, "ignore_eos": True, "stream": True, "n_probs": 50})
+    with socket.create_connection(("127.0.0.1", server.port)) as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        head = f"POST /completion HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+        stalled.sendall((head + body).encode())
+        time.sleep(4 * PATIENCE)
+        ends_soon(server)
+
+
+def test_invalid_json_is_the_clients_fault(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "2048", cache=kv)
+    for path in ("/completion", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/tokenize"):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        connection.request("POST", path, body='{"prompt": ', headers={"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        told: dict[str, Any] = json.loads(answer.read())
+        assert (path, answer.status, told["error"]["code"]) == (path, 400, 400)

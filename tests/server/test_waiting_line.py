@@ -1,0 +1,65 @@
+"""Requests that wait for files are served in the order in which they came."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from cache_server import CacheServer, Serve, toy
+from toys.corpus import TEXT
+
+pytestmark = pytest.mark.server
+
+LINES = TEXT.splitlines()
+
+
+class Line:
+    """Who came when, and who was served when."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.Lock()
+        self.arrived = 0
+        self.waiting: dict[int, int] = {}  # by arrival: how many later ones were served first
+        self.overtaken: list[int] = []
+
+    def enter(self) -> int:
+        with self.mutex:
+            self.arrived += 1
+            self.waiting[self.arrived] = 0
+            return self.arrived
+
+    def leave(self, number: int) -> None:
+        with self.mutex:
+            self.overtaken.append(self.waiting.pop(number))
+            for earlier in self.waiting:
+                if earlier < number:
+                    self.waiting[earlier] += 1
+
+
+def test_nobody_is_overtaken_again_and_again(serve: Serve, tmp_path: Path) -> None:
+    """Eight clients, one slot, and a RAM tier that holds next to nothing: nearly every request reads files."""
+    n_clients, n_each = 8, 15
+    flags = "--parallel", "1", "--ctx-size", "4096", "--cache-ssd-ram", "1M", "--cache-ssd-page-size", "32"
+    server = serve(toy("dense"), *flags, cache=tmp_path / "kv")
+    prompts = [server.tokens(" ".join(LINES[n : n + 9] + LINES[:n])) for n in range(16)]
+    for prompt in prompts:
+        server.complete(prompt, n_predict=1)
+    line = Line()
+
+    def ask_again_and_again(server: CacheServer, client: int) -> None:
+        for n in range(n_each):
+            number = line.enter()
+            server.complete(prompts[(client * 5 + n * 3) % len(prompts)], n_predict=24)
+            line.leave(number)
+            time.sleep(0.001)
+
+    clients = [threading.Thread(target=ask_again_and_again, args=(server, n)) for n in range(n_clients)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join(120)
+    assert len(line.overtaken) == n_clients * n_each
+    # Each other client may get in between once or twice: while a request is read for, and where two arrive at once.
+    assert max(line.overtaken) <= 2 * n_clients, sorted(line.overtaken)[-20:]
