@@ -30,7 +30,7 @@ from pyrun.cache.look import Listing, Progress, Stats, Verified, cache_stats, li
 from pyrun.cache.remote import list_server, server_stats
 from pyrun.errors import UserError
 from pyrun.home import find_home
-from pyrun.server.command import KEY_VARIABLE
+from pyrun.server.address import KEY_VARIABLE
 
 NUMBERS = range(1, 6)  # columns of `ls` that are aligned at the right
 
