@@ -22,6 +22,7 @@ import psutil
 import requests
 
 from pyrun.errors import UserError
+from pyrun.server.address import Address
 from pyrun.server.command import ServerSettings, server_command
 from pyrun.server.supervisor import end_with_parent
 
@@ -241,7 +242,7 @@ class Server(_Client):
         settings = ServerSettings(
             binary=self.program,
             model=self.model,
-            port=self.port,
+            address=Address(port=self.port),
             cache=str(self.cache) if self.cache else None,
             chat_template=self.chat_template,
             extra=tuple(self.flags),

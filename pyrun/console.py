@@ -30,7 +30,16 @@ def _encodable(text: str) -> str:
 def show_error(error: UserError) -> None:
     err.print(Text("error: ", style="bold red") + Text(_encodable(error.message)))
     if error.hint:
-        err.print(Text("hint: ", style="bold cyan") + Text(_encodable(error.hint)))
+        show_hint(error.hint)
+
+
+def show_hint(hint: str) -> None:
+    err.print(Text("hint: ", style="bold cyan") + Text(_encodable(hint)))
+
+
+def printable(text: str) -> str:
+    """What a file is called or says may be anything, also something that a terminal obeys."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def duration(seconds: float) -> str:

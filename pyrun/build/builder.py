@@ -133,9 +133,8 @@ def _compile(
         configured = folder / CONFIGURED
         if not (folder / "build.ninja").exists() or _read_json(configured) != definitions:
             with console.waiting("configuring"):
-                arguments = [f"-D{name}={value}" for name, value in definitions.items()]
                 run_logged(
-                    [tools.cmake, "-S", str(home.source), "-B", str(folder), "-G", "Ninja", *arguments],
+                    configure_command(tools, home.source, folder, definitions),
                     log,
                     env={"CXX": tools.cxx, **environment},
                 )
@@ -156,6 +155,13 @@ def _compile(
             f"cannot write to {folder}: {error.strerror or error}",
             "free some disk space, or check its permissions",
         ) from error
+
+
+def configure_command(tools: Toolchain, source: Path, folder: Path, definitions: dict[str, str]) -> list[str]:
+    """Afresh: cmake refuses what it remembers of another folder, which a clone that was copied or moved has. What is
+    compiled stays."""
+    arguments = [f"-D{name}={value}" for name, value in definitions.items()]
+    return [tools.cmake, "--fresh", "-S", str(source), "-B", str(folder), "-G", "Ninja", *arguments]
 
 
 def build_environment(home: Home) -> dict[str, str]:

@@ -56,6 +56,7 @@ class Removed:
     cache: str
     bytes_freed: int
     conversations: list[Conversation]
+    logs: list[str]
 
 
 def collect(cache: Path, prefix: str | None = None) -> Visited[Collected]:
@@ -153,9 +154,19 @@ def select_all(cache: Path, prefix: str | None = None) -> list[Target]:
     ]
 
 
-def remove(cache: Path, targets: Sequence[Target]) -> Removed:
-    freed = sum(_remove(target) for target in targets)
-    return Removed(str(cache), freed, [c for target in targets for c in target.conversations])
+def remove(cache: Path, targets: Sequence[Target], logs: Sequence[Path] = ()) -> Removed:
+    freed = sum(_remove(target) for target in targets) + sum(_remove_log(log) for log in logs)
+    conversations = [c for target in targets for c in target.conversations]
+    return Removed(str(cache), freed, conversations, [str(log) for log in logs])
+
+
+def _remove_log(log: Path) -> int:
+    try:
+        size = log.stat().st_size
+        log.unlink()
+    except OSError as error:
+        raise UserError(f"cannot remove {log}: {error.strerror}", "run as the user whose server wrote it") from error
+    return size
 
 
 def _remove(target: Target) -> int:

@@ -52,7 +52,8 @@ class Stats:
     pages: int
     page_files: int
     anchors: int
-    hits: int
+    hits: int  # times that a conversation went on from its own state; for a shared prefix nothing is kept on disk
+    restores: int | None  # of both kinds since the server started; None where none is asked
     unfinished_files: int  # of a save that was cut off
     unusable_files: int  # pages whose beginning is missing
     quarantine_files: int
@@ -145,6 +146,7 @@ def model_stats(model: Model) -> Stats:
             page_files=stats.n_segments,
             anchors=stats.n_anchors,
             hits=sum(c.hits for c in conversations),
+            restores=None,
             unfinished_files=stats.counters["temporary_removed"],  # counted, and left alone while inspecting
             unusable_files=stats.counters["loose_segments"],
             quarantine_files=sum(1 for _ in aside.iterdir()) if aside.is_dir() else 0,

@@ -18,9 +18,9 @@ from pyrun.server.ask import ask
 
 
 def summary(url: str, root: Path, key: str | None = None) -> str:
-    """One line for the start of a server: where its cache is and how full, or why it has none."""
+    """One line for the start of a server of ours: where its cache is and how full, or why it has none."""
     try:
-        told = ask(url, "/cache", key)
+        told = ask(url, "/cache", key, verify=False)
     except UserError as error:
         return f"unknown: {error.message}"
     if not told["enabled"]:
@@ -34,9 +34,9 @@ def summary(url: str, root: Path, key: str | None = None) -> str:
 
 
 def fingerprint(url: str, key: str | None = None) -> tuple[Path, str] | None:
-    """The cache folder of a server and what it calls its model there; None where it keeps nothing."""
+    """The cache folder of a server of ours and what it calls its model there; None where it keeps nothing."""
     try:
-        told = ask(url, "/cache", key)
+        told = ask(url, "/cache", key, verify=False)
         return (Path(told["path"]), str(told["fingerprint"])) if told["enabled"] else None
     except UserError:
         return None
@@ -90,6 +90,7 @@ def server_stats(url: str, key: str | None = None) -> CacheStats:
         page_files=state["segments"],
         anchors=state["anchors"],
         hits=state["hits"],
+        restores=counters["loads"],
         unfinished_files=counters["temporary_removed"],
         unusable_files=counters["loose_segments"],
         quarantine_files=sum(1 for _ in aside.iterdir()) if aside.is_dir() else 0,

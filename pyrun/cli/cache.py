@@ -30,7 +30,8 @@ from pyrun.cache.look import Listing, Progress, Stats, Verified, cache_stats, li
 from pyrun.cache.remote import list_server, server_stats
 from pyrun.errors import UserError
 from pyrun.home import find_home
-from pyrun.server.command import KEY_VARIABLE
+from pyrun.server.address import KEY_VARIABLE, find_key
+from pyrun.server.log import idle_logs
 
 NUMBERS = range(1, 6)  # columns of `ls` that are aligned at the right
 
@@ -117,10 +118,8 @@ def _print_listing(listing: Listing) -> None:
     for c in listing.conversations:
         age = f"{console.duration(max(0.0, now - c.last_used_ms / 1000))} ago"
         sizes = (console.size(c.bytes_own), console.size(c.bytes_shared))
-        user = (c.user or "-")[:8]
-        rows.append(
-            (c.hash, str(c.turns), f"{c.tokens:,}", *sizes, str(c.hits), c.tier, age, _printable(c.backend), user)
-        )
+        made_by = (console.printable(c.backend), (c.user or "-")[:8])
+        rows.append((c.hash, str(c.turns), f"{c.tokens:,}", *sizes, str(c.hits), c.tier, age, *made_by))
     for line in console.columns(rows, NUMBERS):
         click.echo(line)
 
@@ -139,7 +138,7 @@ def stats_command(folder: Path | None, model: str | None, as_json: bool, url: st
         _print_json({**_plain(stats.stored), "bytes": stats.bytes, "disk_free": stats.disk_free})
     else:
         free = console.size(stats.disk_free)
-        click.echo(f"{_printable(stats.cache)}: {console.size(stats.bytes)} on disk, {free} free beside it")
+        click.echo(f"{console.printable(stats.cache)}: {console.size(stats.bytes)} on disk, {free} free beside it")
         for one in stats.stored.models:
             _print_stats(one)
     _fail_on_held(stats.stored)
@@ -150,8 +149,9 @@ def _print_stats(stats: Stats) -> None:
         ("on disk", console.size(stats.bytes)),
         (
             "conversations",
-            f"{stats.conversations:,} with {_count(stats.turns, 'turn')}, restored {_count(stats.hits, 'time')}",
+            f"{stats.conversations:,} with {_count(stats.turns, 'turn')}, continued {_count(stats.hits, 'time')}",
         ),
+        ("restores", f"{stats.restores or 0:,} since the server started"),
         ("users", str(stats.users)),
         ("pages", f"{stats.pages:,} in {_count(stats.page_files, 'file')}"),
         ("anchors", str(stats.anchors)),
@@ -182,7 +182,7 @@ def verify_command(folder: Path | None, model: str | None, as_json: bool) -> Non
     else:
         for one in found.models:
             for damage in one.damaged:
-                click.echo(f"{_printable(damage.path)}: {damage.reason}")
+                click.echo(f"{console.printable(damage.path)}: {damage.reason}")
     for one in found.models:
         if one.is_sound:
             console.say(f"{one.path}: sound, {_count(one.files, 'file')} read ({console.size(one.bytes)})")
@@ -244,14 +244,19 @@ def _print_collected(one: Collected, corrupt: bool) -> None:
         text += f"; {_count(len(one.damaged), 'damaged file')} set aside"
     click.echo(text)
     for damage in one.damaged:
-        console.say(f"{'set aside' if corrupt else 'removed'}: {_printable(damage.path)} ({damage.reason})")
+        console.say(f"{'set aside' if corrupt else 'removed'}: {console.printable(damage.path)} ({damage.reason})")
     if one.quarantine_bytes:
         console.say(f"`llama-run cache gc` removes what is set aside: {console.size(one.quarantine_bytes)}")
 
 
 @cache_group.command("rm")
 @click.argument("hashes", metavar="[HASH]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Remove everything, of all models and users.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Remove everything, of all models and users. Without --model also the logs of servers that no longer run.",
+)
 @click.option("--user", metavar="ID", help="Remove everything of one user, by the id that requests give.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common_options
@@ -272,29 +277,36 @@ def rm_command(
     if sum((bool(hashes), everything, user is not None)) != 1:
         raise click.UsageError("give the hashes of conversations, or --all, or --user ID")
     cache = _cache(folder)
+    logs: list[Path] = []
     if everything:
         targets = select_all(cache, model)
+        # They hold words of prompts, of whichever model.
+        logs = idle_logs(find_home().logs) if model is None else []
     elif user is not None:
         targets = select_user(cache, user, model)
     else:
         targets = select_conversations(cache, hashes, model)
-    if targets and not yes:
-        _confirm(targets)
-    done = remove(cache, targets)
+    if (targets or logs) and not yes:
+        _confirm(targets, logs)
+    done = remove(cache, targets, logs)
     if as_json:
         _print_json(done)
-    elif targets:
-        removed = _count(len(done.conversations), "conversation")
-        click.echo(f"{console.size(done.bytes_freed)} freed, {removed} removed")
+    elif targets or logs:
+        click.echo(f"{console.size(done.bytes_freed)} freed, {_what(done.conversations, done.logs)} removed")
     else:
         console.say(f"nothing is stored in {cache}")
 
 
-def _confirm(targets: Sequence[Target]) -> None:
+def _what(conversations: Sequence[object], logs: Sequence[object]) -> str:
+    return _count(len(conversations), "conversation") + (f" and {_count(len(logs), 'log')}" if logs else "")
+
+
+def _confirm(targets: Sequence[Target], logs: Sequence[Path]) -> None:
     shown = 10
     listed = [(target.model.name, c) for target in targets for c in target.conversations]
     n = len(listed)
-    what = f"{_count(n, 'conversation')}, {console.size(sum(target.n_bytes for target in targets))}"
+    n_bytes = sum(target.n_bytes for target in targets) + sum(log.stat().st_size for log in logs)
+    what = f"{_what(listed, logs)}, {console.size(n_bytes)}"
     if not console.is_interactive():
         raise UserError(f"this would remove {what}", "add --yes to do it without being asked")
     for fingerprint, c in listed[:shown]:
@@ -318,12 +330,8 @@ def _check_url(url: str | None, folder: Path | None, model: str | None) -> None:
 
 
 def _key() -> str | None:
-    return os.environ.get(KEY_VARIABLE)
-
-
-def _printable(text: str) -> str:
-    """What a file is called or says may be anything, also something that a terminal obeys."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    key = find_key((), os.environ)
+    return key.value if key else None
 
 
 def _count(n: int, noun: str) -> str:

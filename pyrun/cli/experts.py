@@ -13,8 +13,8 @@ from pyrun import console
 from pyrun.errors import UserError
 from pyrun.experts.counts import ExpertCounts, parse_counts
 from pyrun.experts.plot import plot_counts
+from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, find_key
 from pyrun.server.ask import ask
-from pyrun.server.command import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE
 
 NUMBERS = range(6)  # columns that are aligned at the right
 START = "`llama-run experts --track` starts the counting"
@@ -48,12 +48,12 @@ def experts_command(url: str, track: bool | None, reset: bool, top: int, plot: P
         return
     _print_table(counts, top)
     if plot:
-        plot_counts(counts, plot)
-        console.say(f"drawn in {plot}")
+        console.say(f"drawn in {plot_counts(counts, plot)}")
 
 
 def _ask(url: str, track: bool | None, reset: bool) -> dict[str, Any]:
-    key = os.environ.get(KEY_VARIABLE)
+    found = find_key((), os.environ)
+    key = found.value if found else None
     change = ({} if track is None else {"enabled": track}) | ({"reset": True} if reset else {})
     if change:
         return dict(ask(url, "/expert-tracking", key, post=change))

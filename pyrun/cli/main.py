@@ -10,15 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from pyrun import console
 from pyrun.cli.backends import CHOICES, print_backends
 from pyrun.cli.build import build_command
 from pyrun.cli.doctor import doctor_command
 from pyrun.cli.experts import experts_command
+from pyrun.cli.suggest import for_command, for_option
 from pyrun.errors import UserError
 from pyrun.home import find_home, version
-from pyrun.server.command import DEFAULT_HOST, DEFAULT_PORT, choose_cache
+from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, HOST_VARIABLE, PORT_VARIABLE
+from pyrun.server.command import choose_cache
+
+SERVER_ONLY = ("--host", "--port", "--ctx", "--no-build", "--noauto", "--print-profile", "--dry-run")
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,12 @@ class Invocation:
     """What click does not see: the words behind `--`, which belong to llama-server."""
 
     extra: tuple[str, ...] = ()
+
+
+class UnknownCommandError(click.UsageError):
+    def __init__(self, words: list[str], reason: click.UsageError) -> None:
+        super().__init__(reason.format_message(), reason.ctx)
+        self.words = words  # the command and what follows it
 
 
 class Root(click.Group):
@@ -41,6 +52,16 @@ class Root(click.Group):
             return cache_group
         return super().get_command(context, name)
 
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(context, words)
+        except click.NoSuchOption:
+            raise
+        except click.UsageError as error:
+            raise UnknownCommandError(words, error) from error
+
 
 @click.group(
     cls=Root,
@@ -54,8 +75,8 @@ class Root(click.Group):
     is_flag=False,
     flag_value="",
     metavar="[MODEL]",
-    help="Serve MODEL: a path, a name in models/, or a unique part of one. Without MODEL: the only one there, else a "
-    "small built-in default.",
+    help="Serve MODEL: a path, a name in models/, or a unique part of one. It may be left out where there is only one, "
+    "or none: then a small built-in one is taken.",
 )
 @click.option(
     "--list-models",
@@ -77,13 +98,9 @@ class Root(click.Group):
     show_default=True,
     help="What to run on. auto: the best for this machine that is built or can be.",
 )
-@click.option("--host", default=DEFAULT_HOST, show_default=True, help="Address to listen on.")
+@click.option("--host", help=f"Address to listen on (default: {HOST_VARIABLE}, or {DEFAULT_HOST}).")
 @click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=DEFAULT_PORT,
-    show_default=True,
-    help="Port to listen on.",
+    "--port", type=click.IntRange(1, 65535), help=f"Port to listen on (default: {PORT_VARIABLE}, or {DEFAULT_PORT})."
 )
 @click.option("--ctx", type=click.IntRange(min=1), help="Context size in tokens (default: what suits it).")
 @click.option(
@@ -109,8 +126,8 @@ def cli(
     quant: str | None,
     mmproj: bool,
     backend: str,
-    host: str,
-    port: int,
+    host: str | None,
+    port: int | None,
     ctx: int | None,
     cache_ssd: Path | None,
     no_cache_ssd: bool,
@@ -121,29 +138,33 @@ def cli(
 ) -> None:
     """A local LLM server whose prompt is never evaluated twice."""
     extra = context.find_object(Invocation) or Invocation()
+    given = _given(context)
+    if context.invoked_subcommand is not None and given:
+        raise click.UsageError(f"{given[0]} does not go with `{context.invoked_subcommand}`")
+    if model is None and extra.extra:
+        raise click.UsageError("words behind `--` are for llama-server; they go with --server only")
     if context.invoked_subcommand is not None:
-        if model is not None or list_models or list_backends or download is not None:
-            raise click.UsageError(
-                f"--server, --download, --list-models and --list-backends do not go with `{context.invoked_subcommand}`"
-            )
-        if extra.extra:
-            raise click.UsageError("words behind `--` are for llama-server; they go with --server only")
         return
     if (quant is not None or mmproj) and download is None:
         raise click.UsageError("--quant and --mmproj go with --download")
-    if download is not None and (model is not None or list_models):
+    if download is not None and (model is not None or list_models or list_backends):
         raise click.UsageError("--download goes alone; start the model afterwards, with --server")
-    if print_profile and model is None:
-        raise click.UsageError("--print-profile goes with --server")
+    if model is not None and (list_models or list_backends):
+        raise click.UsageError("--list-models and --list-backends do not go with --server")
+    if model is None and (stray := [flag for flag in given if flag in SERVER_ONLY]):
+        raise click.UsageError(f"{stray[0]} goes with --server")
     if print_profile and noauto:
         raise click.UsageError("--noauto leaves no profile to print")
-    if list_backends:
-        print_backends(find_home())
-    elif list_models:
-        from pyrun.cli.models import print_models
-
+    if list_models or list_backends:
         home = find_home()
-        print_models(home, backend, choose_cache(home.kv_cache, cache_ssd, no_cache_ssd, (), os.environ))
+        if list_models:
+            from pyrun.cli.models import print_models
+
+            print_models(home, backend, choose_cache(home.kv_cache, cache_ssd, no_cache_ssd, (), os.environ))
+        if list_models and list_backends:
+            click.echo()
+        if list_backends:
+            print_backends(home)
     elif download is not None:
         from pyrun.cli.download import run_download  # its libraries take longer to load than all others together
 
@@ -168,13 +189,38 @@ def cli(
             extra=extra.extra,
         )
         run_server(find_home(), options)
+    elif given:
+        raise click.UsageError(f"{given[0]} goes with --server")
     else:
         click.echo(context.get_help())
+
+
+def _given(context: click.Context) -> list[str]:
+    """The flags that stand on the command line."""
+    told = ParameterSource.COMMANDLINE
+    return [p.opts[0] for p in context.command.params if p.name and context.get_parameter_source(p.name) is told]
 
 
 cli.add_command(build_command)
 cli.add_command(doctor_command)
 cli.add_command(experts_command)
+
+
+def _hint(error: click.ClickException, words: list[str]) -> str | None:
+    if isinstance(error, UnknownCommandError):
+        return for_command(error.words)
+    if isinstance(error, click.NoSuchOption):
+        return for_option(words, error.option_name)
+    return None
+
+
+def _show(error: click.ClickException, words: list[str]) -> None:
+    hint = _hint(error, words)
+    if hint and isinstance(error, click.NoSuchOption) and error.possibilities == ["--help"]:
+        error = click.UsageError(error.message, error.ctx)  # --temp is like --help in its letters only
+    error.show()
+    if hint:
+        console.show_hint(hint)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -195,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.show_error(UserError("the native module is not built", "run ./llama-run from the clone: it builds it"))
         sys.exit(1)
     except click.ClickException as error:
-        error.show()
+        _show(error, own)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         console.say("interrupted")

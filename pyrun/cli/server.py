@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 import click
+from rich.markup import escape
 from rich.status import Status
 
 from pyrun import console
@@ -31,22 +32,21 @@ from pyrun.models.default import CHAT_TEMPLATE, DEFAULT_SIZE, DESCRIPTION, defau
 from pyrun.models.facts import facts_of_name
 from pyrun.models.find import Model, find_model, list_models
 from pyrun.models.kernels import slow_on_cpu
-from pyrun.models.look import look
+from pyrun.models.look import look, see
 from pyrun.models.profile import Profile, choose_profile, read_wishes
-from pyrun.server.command import ServerSettings, api_key, choose_cache, has_api_key, is_loopback, server_command
+from pyrun.server.address import Address, Key, choose_address, find_key
+from pyrun.server.command import ServerSettings, choose_cache, server_command
+from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
-
-# A wrapper that passes Ctrl-C on sends it twice; a person who means it presses again.
-TWICE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     model: str | None
     backend: str
-    host: str
-    port: int
+    host: str | None
+    port: int | None
     ctx: int | None
     cache: Path | None
     no_cache: bool
@@ -59,6 +59,7 @@ class ServerOptions:
 
 def run_server(home: Home, options: ServerOptions) -> None:
     # The cheap checks first: nobody wants to hear of a busy port after ten minutes of building.
+    address = choose_address(options.host, options.port, options.extra, os.environ)
     model = _choose_model(home, options.model)
     cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
     settled = settle_backend(home, options.backend, may_build=options.build)
@@ -73,7 +74,8 @@ def run_server(home: Home, options: ServerOptions) -> None:
     if not options.dry_run:
         if cache:
             make_cache(Path(cache))
-        check_port(options.host, options.port)
+        for host in address.hosts:
+            check_port(host, address.port)
         _ensure_built(home, options, settled.snapshot)
         if model.path == default_model_path(home):
             ensure_default_model(home)
@@ -81,8 +83,7 @@ def run_server(home: Home, options: ServerOptions) -> None:
     settings = ServerSettings(
         binary=home.server_binary(options.backend),
         model=model.path,
-        host=options.host,
-        port=options.port,
+        address=address,
         ctx=options.ctx or (profile.context if profile else None),
         cache=cache,
         chat_template=CHAT_TEMPLATE if model.path == default_model_path(home) else None,
@@ -90,9 +91,9 @@ def run_server(home: Home, options: ServerOptions) -> None:
         profile=profile.flags if profile else (),
         extra=options.extra,
     )
-    if not is_loopback(options.host) and not has_api_key(options.extra, os.environ):
+    if address.open_hosts and find_key(options.extra, os.environ) is None:
         console.say(
-            f"warning: {options.host} can be reached from other machines and there is no API key; "
+            f"warning: {', '.join(address.open_hosts)} can be reached from other machines and there is no API key; "
             "add `-- --api-key SECRET`, or leave --host out"
         )
     if options.dry_run:
@@ -100,9 +101,11 @@ def run_server(home: Home, options: ServerOptions) -> None:
         return
     if profile:
         console.say(f"profile: {summary_of(profile)}; --print-profile says why")
-        slow = slow_on_cpu(profile.facts.quantisation, platform.machine()) if options.backend == "cpu" else None
-        if slow:
-            console.say(f"note: {slow}")
+        # Nobody chose the built-in model for its speed, and there is no other one of it to take instead.
+        if options.backend == "cpu" and model.path != default_model_path(home):
+            slow = slow_on_cpu(profile.facts.quantisation, platform.machine())
+            if slow:
+                console.say(f"note: {slow}")
     if warning := device_warning(settled):
         console.say(warning)
     for name, value in runtime_environment(machine, options.backend).items():
@@ -131,16 +134,20 @@ def _choose_model(home: Home, wanted: str | None) -> Model:
         return find_model(home, wanted)
     models = [m for m in list_models(home) if not m.path.is_relative_to(home.default_models)]
     if len(models) > 1:
-        names = "\n".join(f"  {m.name}" for m in models)
-        raise UserError(
-            f"there are several models; say which one to serve:\n{names}",
-            f"llama-run --server {models[0].name}",
-        )
+        raise _say_which(models)
     if models:
         console.say(f"serving {models[0].name}, the only model in {home.models}")
         return models[0]
     console.say(f"no model in {home.models}: using the built-in default, {DESCRIPTION}")
     return _built_in(default_model_path(home))
+
+
+def _say_which(models: list[Model]) -> UserError:
+    seen = [see(model) for model in models]
+    names = "\n".join(f"  {one.model.name}{'' if one.facts else ' (cannot be served)'}" for one in seen)
+    whole = next((one.model.name for one in seen if one.facts), None)
+    hint = f"llama-run --server {shlex.quote(whole)}" if whole else "`llama-run --list-models` says what is wrong"
+    return UserError(f"there are several models; say which one to serve:\n{names}", hint)
 
 
 def _ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> None:
@@ -159,22 +166,20 @@ def _ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> Non
 
 def supervise(home: Home, settings: ServerSettings) -> None:
     """Runs until Ctrl-C or SIGTERM, with one line for each thing that happens."""
-    log = home.logs / f"server-{settings.port}.log"
-    if log.exists():
-        log.replace(log.with_suffix(".log.1"))
-    view = _View(home, settings, log)
-    watched = Watched(server_command(settings), f"{settings.url}/health", log)
-    supervisor = Supervisor(watched, view)
-    asked: list[float] = []
+    log = log_of(home.logs, settings.address.port)
+    rotate(log)
+    view = _View(home, settings)
+    supervisor = Supervisor(Watched(server_command(settings), f"{settings.address.url}/health", log), view, view.hear)
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        if signum == signal.SIGINT and asked and time.monotonic() - asked[0] > TWICE_SECONDS:
-            supervisor.hurry()
-        asked.append(time.monotonic())
-        supervisor.stop()
+        if signum == signal.SIGINT:
+            supervisor.interrupt()
+        else:
+            supervisor.stop()
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, stop)
+    console.say(f"log: {log}")
     try:
         supervisor.run()
     finally:
@@ -184,10 +189,10 @@ def supervise(home: Home, settings: ServerSettings) -> None:
 class _View:
     """What a person sees of the supervisor's states."""
 
-    def __init__(self, home: Home, settings: ServerSettings, log: Path) -> None:
+    def __init__(self, home: Home, settings: ServerSettings) -> None:
         self._home = home
         self._settings = settings
-        self._log = log
+        self._last_notice = ""
         self._status: Status | None = None
         self._since = time.monotonic()
         self._seen_ready = False
@@ -196,35 +201,48 @@ class _View:
         self.end_wait()
         if state is State.STARTING:
             self._since = time.monotonic()
-            self._begin_wait(f"loading {self._settings.model.name} (log: {self._log})")
+            self._begin_wait(f"loading {self._settings.model.name}")
         elif state is State.READY:
             self._ready(detail)
         elif state is State.BACKOFF:
             console.say(f"llama-server crashed: {detail}")
         elif state is State.STOPPING:
-            self._begin_wait("stopping llama-server")
+            self._begin_wait("stopping llama-server (Ctrl-C again kills it: what is not saved is evaluated again)")
         elif state is State.SAVING:
-            self._begin_wait("saving state ... (Ctrl-C skips it: what is not saved is evaluated again)")
+            self._begin_wait("saving state ... (Ctrl-C again skips it: what is not saved is evaluated again)")
         elif state is State.STOPPED:
             console.say(f"stopped: {detail}, what was not saved is evaluated again" if detail else "stopped")
 
+    def hear(self, notice: str) -> None:
+        """What the server says about its cache; said again only when it has changed."""
+        if notice == self._last_notice:
+            return
+        self._last_notice = notice
+        if notice.startswith("not storing"):
+            console.say(
+                f"warning: the cache is {console.printable(notice)}. Answers come as before, but what is new will be "
+                "evaluated again; free space on the cache's disk, or allow it more: -- --cache-ssd-max-size SIZE"
+            )
+        else:
+            console.say(f"the cache is {notice}")
+
     def _ready(self, detail: str) -> None:
         seconds = time.monotonic() - self._since
-        console.say(f"ready at {self._settings.url} after {seconds:.1f} s ({detail}); Ctrl-C stops it")
-        key = api_key(self._settings.extra, os.environ)
-        console.say(f"cache: {summary(self._settings.url, self._home.root, key)}")
-        if told := fingerprint(self._settings.url, key):
+        url = self._settings.address.url
+        console.say(f"ready at {url} after {seconds:.1f} s ({detail}); Ctrl-C stops it")
+        key = find_key(self._settings.extra, os.environ)
+        value = key.value if key else None
+        console.say(f"cache: {summary(url, self._home.root, value)}")
+        if told := fingerprint(url, value):
             cache, name = told
             remember(cache, self._settings.model, name)  # for --list-models
         if not self._seen_ready:
             self._seen_ready = True
-            url = f"{self._settings.url}/v1/chat/completions"
-            body = '{"messages": [{"role": "user", "content": "Hello!"}]}'
-            console.say(f"try: curl {url} -H 'Content-Type: application/json' -d '{body}'")
+            console.say(f"try: {_example(self._settings.address, key)}")
 
     def _begin_wait(self, message: str) -> None:
         if console.err.is_terminal:
-            self._status = console.err.status(message)
+            self._status = console.err.status(escape(message))
             self._status.start()
         else:
             console.say(message)
@@ -233,3 +251,12 @@ class _View:
         if self._status is not None:
             self._status.stop()
             self._status = None
+
+
+def _example(address: Address, key: Key | None) -> str:
+    """A command that works when it is copied to another terminal."""
+    insecure = "-k " if address.is_encrypted else ""  # the certificate is for another name
+    header = f'-H "Authorization: Bearer {key.in_shell}" ' if key else ""
+    body = '{"messages": [{"role": "user", "content": "Hello!"}]}'
+    url = f"{address.url}/v1/chat/completions"
+    return f"curl {insecure}{url} {header}-H 'Content-Type: application/json' -d '{body}'"

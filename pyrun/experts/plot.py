@@ -8,13 +8,17 @@ from pyrun.errors import UserError
 from pyrun.experts.counts import ExpertCounts, LayerCounts
 
 
-def plot_counts(counts: ExpertCounts, path: Path) -> None:
-    """By number at the left, to find an expert; busiest first at the right, to see how many do the work."""
+def plot_counts(counts: ExpertCounts, path: Path) -> Path:
+    """By number at the left, to find an expert; busiest first at the right, to see how many do the work.
+
+    Returns the file: a name without an ending gets .png.
+    """
     import matplotlib  # takes longer to load than all the rest
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    path = path if path.suffix else path.with_suffix(".png")
     by_number = [_relative(layer) for layer in counts.layers]
     by_use = [sorted(row, reverse=True) for row in by_number]
     height = max(2.8, 1.6 + 0.16 * len(by_number))
@@ -32,9 +36,13 @@ def plot_counts(counts: ExpertCounts, path: Path) -> None:
         figure.colorbar(image, ax=axes, label="use (1: an even share)")
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
-        raise UserError(f"cannot write the plot to {path}: {error}") from error
+        raise UserError(
+            f"cannot write the plot to {path}: {error}",
+            "give a file that can be written and ends in .png, .svg or .pdf",
+        ) from error
     finally:
         pyplot.close(figure)
+    return path
 
 
 def _relative(layer: LayerCounts) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,9 +84,12 @@ def _find(home: Home, wanted: str) -> Model:
     if not models:
         raise UserError(
             f"no model is called {wanted!r}, and {home.models} is empty",
-            "`llama-run --download` gets one; or give a path, or leave the name out to use the built-in default",
+            f"to get it: llama-run --download {shlex.quote(wanted)}; without a name the built-in default is served",
         )
-    raise UserError(f"no model is called {wanted!r}; these are here:\n{_as_list(models)}")
+    raise UserError(
+        f"no model is called {wanted!r}; these are here:\n{_as_list(models)}",
+        f"to get it: llama-run --download {shlex.quote(wanted)}",
+    )
 
 
 def _model(path: Path) -> Model:

@@ -277,7 +277,7 @@ def _not_gguf(path: Path, head: bytes) -> BrokenModelError:
 
 def _cut_off(path: Path, size: int, needed: int | None) -> BrokenModelError:
     if needed is None:
-        reason = f"is cut off: {size:,} bytes do not even hold its head"
+        reason = f"is cut off or damaged: its head speaks of more than the {size:,} bytes that are there"
     else:
         reason = f"is cut off: {size:,} of {needed:,} bytes are there"
     return BrokenModelError(path, reason, "download it again; a download that was interrupted may leave such a file")

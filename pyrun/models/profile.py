@@ -25,6 +25,7 @@ from pyrun.models.fit import (
     need,
     place,
 )
+from pyrun.server.words import spelled
 
 LARGE, MEDIUM = 15 * GIB, 10 * GIB  # dense models: above these
 LONG, SHORT = 65536, 32768
@@ -111,8 +112,7 @@ def read_wishes(ctx: int | None, extra: tuple[str, ...], environment: Mapping[st
         if name == "context" and ctx is not None:
             values[name], sources[name] = str(ctx), "--ctx"
         for index, word in enumerate(extra):
-            spelled = word.replace("_", "-") if word.startswith("--") else word
-            if spelled in flags:
+            if spelled(word) in flags:
                 values[name] = extra[index + 1] if index + 1 < len(extra) else ""
                 sources[name] = f"{word}, behind --"
     return Wishes(values, sources)

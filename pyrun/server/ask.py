@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import requests
+from urllib3.exceptions import InsecureRequestWarning
 
 from pyrun.errors import UserError
 
@@ -12,12 +16,30 @@ TIMEOUT_SECONDS = 10
 NOT_OURS = "is it a server of llama-run?"
 
 
-def ask(url: str, path: str, key: str | None = None, *, post: object = None) -> Any:
+def server_url(given: str) -> str:
+    """As a person writes it: without http:// that is meant."""
+    return given if "://" in given else f"http://{given}"
+
+
+@contextmanager
+def unverified() -> Iterator[None]:
+    """No warning about verify=False, which is for servers that we started ourselves, on this machine: their certificate
+    is for the names that others call them by."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InsecureRequestWarning)
+        yield
+
+
+def ask(url: str, path: str, key: str | None = None, *, post: object = None, verify: bool = True) -> Any:
     """What the server answers, as JSON: to GET, or to POST of `post`."""
+    url = server_url(url)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     method = "GET" if post is None else "POST"
     try:
-        answer = requests.request(method, url.rstrip("/") + path, json=post, headers=headers, timeout=TIMEOUT_SECONDS)
+        with unverified():
+            answer = requests.request(
+                method, url.rstrip("/") + path, json=post, headers=headers, timeout=TIMEOUT_SECONDS, verify=verify
+            )
     except requests.RequestException as error:
         raise UserError(f"no server answers at {url}", "start one with `llama-run --server`") from error
     if answer.status_code == 401:

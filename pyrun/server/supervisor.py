@@ -1,7 +1,7 @@
 """The one owner of llama-server's life: starts it, waits for health, restarts it after a crash, stops it.
 
 It signals only the process it started itself. The policy of restarts is in restart.py; what is shown is the
-caller's, through the Listener.
+caller's, through the Listener. Now and then it looks into the log for what a person should hear.
 """
 
 from __future__ import annotations
@@ -22,10 +22,16 @@ from typing import Protocol
 import requests
 
 from pyrun.errors import UserError
+from pyrun.server.ask import unverified
+from pyrun.server.log import Follower, open_log
 from pyrun.server.restart import GiveUp, after_crash
 from pyrun.server.stop import LONGEST_SECONDS, MENTION_SECONDS, QUIET_SECONDS, Writing, is_overdue
+from pyrun.server.words import without_secrets
 
 POLL_SECONDS = 0.1
+LOOK_SECONDS = 5.0  # between two looks into the log
+# A wrapper that passes Ctrl-C on sends it twice, within milliseconds; a person who means it takes longer.
+TWICE_SECONDS = 0.1
 SHOWN_LINES = 20
 
 _PR_SET_PDEATHSIG = 1
@@ -56,34 +62,41 @@ class Watched:
 
 
 class Supervisor:
-    """Runs in the main thread; `stop` and `hurry` may be called from a signal handler or another thread."""
+    """Runs in the main thread; `stop` and `interrupt` may be called from a signal handler or another thread."""
 
-    def __init__(self, watched: Watched, listener: Listener) -> None:
+    def __init__(self, watched: Watched, listener: Listener, hear: Callable[[str], None] = lambda notice: None) -> None:
+        """hear: is given the lines of the log that a person should see."""
         self._watched = watched
         self._listener = listener
-        # A plain flag: an Event takes a lock, and a signal handler that wants it while wait() has it hangs for ever.
-        self._stop_requested = False
+        self._hear = hear
+        # Plain values: an Event takes a lock, and a signal handler that wants it while wait() has it hangs for ever.
+        self._asked: float | None = None  # when the end was asked for
         self._hurried = False
         self._end = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._crashes: list[float] = []
         self._was_ready = False
+        self._follower: Follower | None = None
+        self._next_look = 0.0
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
     def stop(self) -> None:
-        self._stop_requested = True
+        if self._asked is None:
+            self._asked = time.monotonic()
 
-    def hurry(self) -> None:
-        """Does not wait for a server that is saving."""
-        self._hurried = True
+    def interrupt(self) -> None:
+        """Ctrl-C: the first one asks the server to end, the next kills it."""
+        if self._asked is not None and time.monotonic() - self._asked >= TWICE_SECONDS:
+            self._hurried = True
+        self.stop()
 
     def run(self) -> None:
         """Returns when the server was stopped on request; raises UserError when it cannot be kept running."""
         try:
-            while not self._stop_requested:
+            while self._asked is None:
                 self._start()
                 code = self._watch()
                 if code is None:
@@ -94,11 +107,11 @@ class Supervisor:
         self._listener(State.STOPPED, self._end)
 
     def _start(self) -> None:
-        self._watched.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with self._watched.log.open("ab") as log:
-                log.write(f"\n$ {' '.join(self._watched.command)}\n".encode())
+            with open_log(self._watched.log) as log:
+                log.write(f"\n$ {' '.join(without_secrets(self._watched.command))}\n".encode())
                 log.flush()
+                self._follower = Follower(self._watched.log)
                 self._process = subprocess.Popen(
                     list(self._watched.command),
                     stdin=subprocess.DEVNULL,
@@ -123,16 +136,25 @@ class Supervisor:
             code = self._process.poll()
             if code is not None:
                 return code
-            if self._stop_requested:
+            if self._asked is not None:
                 return None
             if not ready and self._is_healthy():
                 ready = self._was_ready = True
                 self._listener(State.READY, f"pid {self._process.pid}")
+            if time.monotonic() >= self._next_look:
+                self._look_into_log()
             time.sleep(POLL_SECONDS)
+
+    def _look_into_log(self) -> None:
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        if self._follower is not None:
+            for notice in self._follower.notices():
+                self._hear(notice)
 
     def _is_healthy(self) -> bool:
         try:
-            return requests.get(self._watched.health_url, timeout=2).status_code == 200
+            with unverified():
+                return requests.get(self._watched.health_url, timeout=2, verify=False).status_code == 200
         except requests.RequestException:
             return False
 
@@ -159,7 +181,7 @@ class Supervisor:
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while not self._stop_requested and time.monotonic() < end:
+        while self._asked is None and time.monotonic() < end:
             time.sleep(min(POLL_SECONDS, seconds))
 
     def _shut_down(self) -> None:
@@ -186,6 +208,7 @@ class Supervisor:
                 process.wait()
             else:
                 time.sleep(POLL_SECONDS)
+        self._look_into_log()  # saving is when a full disk is met
 
     def _log_tail(self) -> str:
         text = ""

@@ -1,5 +1,5 @@
 """A stand-in for llama-server that misbehaves on request: starts slowly, crashes, ignores SIGTERM, refuses to start,
-takes long to save.
+takes long to save, says things in its log.
 
 Each start appends a line to --journal, so that tests can count and find its processes.
 """
@@ -25,7 +25,9 @@ def main() -> None:
     parser.add_argument("--exit-code", type=int, help="say why and exit at once with this code")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--save-seconds", type=float, help="write to disk for so long before ending")
-    options = parser.parse_args()
+    parser.add_argument("--say", action="append", default=[], help="a line for the log, after the start")
+    parser.add_argument("--api-key", help="answer everything but /health with 401 without it")
+    options, _ = parser.parse_known_args()  # the launcher gives more
 
     with options.journal.open("a") as journal:
         journal.write(f"{os.getpid()}\n")
@@ -38,7 +40,9 @@ def main() -> None:
     if options.crash_after is not None:
         threading.Timer(options.crash_after, lambda: os.kill(os.getpid(), signal.SIGSEGV)).start()
     print("fake: listening", flush=True)
-    serve(options.port, time.monotonic() + options.load_seconds)
+    for line in options.say:
+        print(line, flush=True)
+    serve(options.port, time.monotonic() + options.load_seconds, options.api_key)
 
 
 def save(path: Path, seconds: float) -> None:
@@ -52,11 +56,13 @@ def save(path: Path, seconds: float) -> None:
     os._exit(0)
 
 
-def serve(port: int, ready_at: float) -> None:
+def serve(port: int, ready_at: float, key: str | None) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if time.monotonic() >= ready_at else 503)
+            known = key is None or self.path == "/health" or self.headers["Authorization"] == f"Bearer {key}"
+            self.send_response(401 if not known else 200 if time.monotonic() >= ready_at else 503)
             self.end_headers()
+            self.wfile.write(b'{"enabled": false, "reason": "it is a fake"}' if known else b"")
 
         def log_message(self, format: str, *args: object) -> None:
             pass

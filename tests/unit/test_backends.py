@@ -269,6 +269,7 @@ def test_rocm_build_is_called_otherwise(tmp_path: Path, tools: Path) -> None:
     result = build(home, BuildRequest("rocm", web_ui=False), snapshot)
     assert result.changed and result.server == home.root / "llama.cpp" / "build" / "rocm" / "bin" / "llama-server"
     assert record(tmp_path, "cmake", "arguments") == [
+        "--fresh",
         "-S",
         str(home.source),
         "-B",

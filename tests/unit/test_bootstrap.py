@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,8 +37,8 @@ def add_tool(folder: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def bootstrap(tools: Path) -> subprocess.CompletedProcess[str]:
-    script = tools.parent / "clone" / "llama-run"
+def bootstrap(tools: Path, clone: str = "clone") -> subprocess.CompletedProcess[str]:
+    script = tools.parent / clone / "llama-run"
     return subprocess.run([str(script), "--version"], env={"PATH": str(tools)}, capture_output=True, text=True)
 
 
@@ -79,3 +80,28 @@ def test_another_folder_or_a_link_confuses_it(tmp_path: Path) -> None:
     link.symlink_to(os.path.relpath(ROOT / "llama-run", tmp_path))
     result = subprocess.run([str(link), "--version"], cwd=tmp_path, capture_output=True, text=True)
     assert result.stdout.startswith("llama-run, version ") and result.stderr == ""
+
+
+# Stands for every Python: makes an environment whose programs, as real ones do, name the folder they were made in.
+INSTALLER = """
+case "$1 $2" in
+    "-m venv") mkdir -p "$4/bin"; printf '#!/bin/sh\\n. %s\\n' "$0" >"$4/bin/python"; chmod +x "$4/bin/python" ;;
+    "-m pip") made=${0%/*}/llama-run; printf '#!/bin/sh\\necho runs %s\\n' "$6" >"$made"; chmod +x "$made" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("take", [shutil.copytree, shutil.move])
+def test_clone_elsewhere_uses_the_environment_of_the_original(
+    bare_machine: Path, take: Callable[[Path, Path], object]
+) -> None:
+    (bare_machine / "chmod").symlink_to(shutil.which("chmod") or "")
+    add_tool(bare_machine, "c++", "exit 0")
+    add_tool(bare_machine, "python3", INSTALLER)
+    old, new = bare_machine.parent / "clone", bare_machine.parent / "elsewhere"
+    assert bootstrap(bare_machine).stdout == f"runs {old}\n"
+    take(old, new)
+    first, second = bootstrap(bare_machine, "elsewhere"), bootstrap(bare_machine, "elsewhere")
+    assert first.stdout == second.stdout == f"runs {new}\n", first.stderr
+    assert f"this clone was copied or moved from {old}: making its environment again" in first.stderr
+    assert second.stderr == "", "once is enough"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -64,6 +65,18 @@ def test_full_disk_is_not_explained(tmp_path: Path) -> None:
         assert "the disk is full" in (caught.value.hint or "")
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_build_of_a_copied_clone_cannot_be_configured(tmp_path: Path) -> None:
+    tools = find_toolchain()
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    (old / "CMakeLists.txt").write_text("cmake_minimum_required(VERSION 3.24)\nproject(toy NONE)\n")
+    make = {"CMAKE_MAKE_PROGRAM": tools.ninja}
+    run_logged(builder.configure_command(tools, old, old / "build", make), tmp_path / "log")
+    shutil.copytree(old, new)
+    run_logged(builder.configure_command(tools, new, new / "build", make), tmp_path / "log")
+    assert f"CMAKE_HOME_DIRECTORY:INTERNAL={new}\n" in (new / "build" / "CMakeCache.txt").read_text()
 
 
 def test_build_starts_without_room(tmp_path: Path) -> None:

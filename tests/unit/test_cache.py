@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,6 +98,18 @@ def flip_last_byte(path: Path) -> None:
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def clone(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without logs: `rm --all` takes those of the clone, too."""
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(make_clone(tmp_path_factory.mktemp("clone"))))
+
+
+def make_clone(root: Path) -> Path:
+    (root / "llama.cpp").mkdir()
+    shutil.copy(ROOT / "llama.cpp" / "upstream.toml", root / "llama.cpp")
+    return root
 
 
 @contextmanager
@@ -251,12 +264,33 @@ def test_wrong_folders_give_riddles(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_default_folder_is_elsewhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "llama.cpp").mkdir()
-    shutil.copy(ROOT / "llama.cpp" / "upstream.toml", tmp_path / "llama.cpp")
-    monkeypatch.setenv("LLAMA_RUN_HOME", str(tmp_path))
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(make_clone(tmp_path)))
     assert f"there is no folder {tmp_path}/kv-cache" in run(capsys, "cache", "ls")[2]
     fill(tmp_path / "kv-cache", prompt(1))
     assert conversation(prompt(1)) in run(capsys, "cache", "ls")[1]
+
+
+def test_restores_are_denied(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What went on from a shared prefix is counted by a running server only."""
+    fill(cache, prompt(1, 40))
+    with store_at(cache) as store:
+        store.load(prompt(1, 40)[:20] + prompt(2, 20))
+    out = run(capsys, "cache", "stats", "--cache-ssd", cache)[1]
+    assert "  conversations  1 with 1 turn, continued 0 times\n" in out and "  restores" not in out
+    state = dict.fromkeys(
+        ("conversations", "users", "hits", "checkpoints", "pages", "segments", "anchors", "disk_bytes"), 1
+    )
+    told = {
+        "enabled": True,
+        "path": str(cache),
+        "fingerprint": MODEL.hex(),
+        "state": state,
+        "counters": {"temporary_removed": 0, "loose_segments": 0, "read_errors": 0, "loads": 2},
+        "damaged": {},
+    }
+    monkeypatch.setattr("pyrun.cache.remote.ask", lambda url, path, key: told)
+    out = run(capsys, "cache", "stats", "--url", "127.0.0.1:1")[1]
+    assert re.search(r"restores +2 since the server started", out)
 
 
 def test_ls_shows_other_numbers_than_are_stored(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -590,9 +624,10 @@ def test_folder_without_permission_gives_a_traceback(cache: Path, capsys: pytest
         cache.chmod(0o700)
 
 
-def test_looking_needs_the_right_to_write(capsys: pytest.CaptureFixture[str]) -> None:
+def test_looking_needs_the_right_to_write(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as folder:  # tmp_path lies below a folder that only its owner may enter
         Path(folder).chmod(0o755)
+        monkeypatch.setenv("LLAMA_RUN_HOME", str(make_clone(Path(folder))))
         cache = Path(folder) / "cache"
         fill(cache, prompt(1))
         tree = [cache, *cache.rglob("*")]
@@ -616,7 +651,7 @@ def test_read_only_disk_cannot_be_looked_at(cache: Path) -> None:
     inside = ["unshare", "-rm", "sh", "-c", mount, str(cache)]
     if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode != 0:
         pytest.skip("no read-only disk can be made here")
-    command = [*inside, sys.executable, "-c", "from pyrun.cli import main; main()", "cache"]
+    command = [*inside, sys.executable, "-c", "from pyrun.__main__ import main; main()", "cache"]
     for words in (["ls"], ["stats"], ["verify"]):
         result = subprocess.run([*command, *words, "--cache-ssd", str(cache)], capture_output=True, text=True)
         assert result.returncode == 0, result.stderr

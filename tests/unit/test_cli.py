@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,8 @@ from helpers import ROOT
 from pyrun.cli.main import main
 from pyrun.console import duration, size
 from pyrun.docs import cli_page
-from pyrun.server.command import api_key
+from pyrun.server.address import find_key
+from pyrun.server.ask import ask
 
 PIN = (ROOT / "llama.cpp" / "upstream.toml").read_text()
 
@@ -53,6 +56,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ("--server --dry-run -- --cache-ssd-max-size 4G", "--cache-ssd {root}/kv-cache"),  # ours is sized, not replaced
         ("--server --dry-run -- --cache-ram 100", "--cache-ssd {root}/kv-cache"),
         ("--server --dry-run -- --temp 0.5 -c 7", " --temp 0.5 -c 7\n"),
+        ("--server --dry-run --port 1 -- --port 2", "--host 127.0.0.1 --jinja"),  # said once, and by the user
         ("--server -- --dry-run", None),  # belongs to llama-server: not ours
         ("--server --print-profile", "known from: file name"),  # it is not fetched yet
         ("doctor --no-disk", "backend: "),
@@ -88,6 +92,28 @@ def test_arguments_are_lost(
     [
         ("--serve", 2, "No such option '--serve'. Did you mean '--server'?"),
         ("serve", 2, "No such command 'serve'"),
+        ("serve", 2, "hint: that is `llama-run --server`"),
+        ("run qwen", 2, "hint: that is `llama-run --server qwen`"),
+        ("pull a/b", 2, "hint: that is `llama-run --download a/b`"),
+        ("a.gguf", 2, "hint: a model is served by `llama-run --server a.gguf`"),
+        ("--server --temp 0.2", 2, "go behind `--`: llama-run --server -- --temp 0.2\n"),
+        ("--server --temp 0.2", 2, "No such option '--temp'.\n"),
+        ("--server --prot 2", 2, "'--port'?"),
+        ("--server --temp=0.2 --ctx 7", 2, "go behind `--`: llama-run --server -- --temp 0.2\n"),
+        ("--server=a --temp 1", 2, "go behind `--`: llama-run --server -- --temp 1\n"),
+        ("--server -np 2", 2, "go behind `--`: llama-run --server -- -np 2\n"),
+        ("--server --mlock --ctx 7", 2, "go behind `--`: llama-run --server -- --mlock\n"),
+        ("--dry-run", 2, "--dry-run goes with --server"),
+        ("--port 1", 2, "--port goes with --server"),
+        ("--backend cpu", 2, "--backend goes with --server"),
+        ("--download a/b --dry-run", 2, "--dry-run goes with --server"),
+        ("--dry-run build", 2, "--dry-run does not go with `build`"),
+        ("--list-models --server", 2, "do not go with --server"),
+        ("-- --temp 1", 2, "words behind `--` are for llama-server"),
+        ("--server -- --port 0", 1, "error: '0' is not a port that a server can be found at"),
+        ("--server --host x.sock", 1, "hint: add one: --host 127.0.0.1,x.sock"),
+        ("--server missing --dry-run", 1, "hint: to get it: llama-run --download missing"),
+        ("cache ls --url 127.0.0.1:1", 1, "error: no server answers at http://127.0.0.1:1"),
         ("--server --port 0", 2, "0 is not in the range"),
         ("--server --port 70000", 2, "70000 is not in the range"),
         ("--server --ctx -1", 2, "-1 is not in the range"),
@@ -98,20 +124,20 @@ def test_arguments_are_lost(
         ("build --backend abacus", 2, "'abacus' is not"),
         ("build --target z80", 1, "error: 'z80' is neither an instruction set nor a processor"),
         ("build --rocm-sdk none.tar.gz", 1, "error: there is no file none.tar.gz"),
-        ("--list-backends build", 2, "do not go with `build`"),
+        ("--list-backends build", 2, "--list-backends does not go with `build`"),
         ("--server missing --dry-run", 1, "error: no model is called 'missing'"),
         ("--server /no/such.gguf --dry-run", 1, "error: there is no file /no/such.gguf"),
         ("--server build", 1, "error: no model is called 'build'"),
         ("--print-profile", 2, "--print-profile goes with --server"),
         ("--server --print-profile --noauto", 2, "--noauto leaves no profile to print"),
-        ("--list-models build", 2, "do not go with `build`"),
+        ("--list-models build", 2, "--list-models does not go with `build`"),
         ("build -- x", 2, "words behind `--` are for llama-server"),
         ("build --into x", 2, "--into goes with --export-patches"),
         ("--server --no-build", 1, "error: llama-server is not built yet"),
         ("--quant Q4_K_M", 2, "--quant and --mmproj go with --download"),
         ("--server --mmproj", 2, "--quant and --mmproj go with --download"),
         ("--download a/b --server", 2, "--download goes alone"),
-        ("--download a/b build", 2, "do not go with `build`"),
+        ("--download a/b build", 2, "--download does not go with `build`"),
         ("--download a/b:Q4_K_M --quant Q8_0", 2, "':Q4_K_M' and --quant Q8_0 contradict each other"),
         ("--download a/b/c", 1, "error: 'a/b/c' is not the name of a repository"),
     ],
@@ -202,18 +228,60 @@ def test_cache_folder_is_open_to_others(
         ("--api-key-file {root}/keys", None, "e"),
         ("--api-key-file {root}/none", None, None),
         ("--api-key", None, None),
+        ("--api-key ,", None, None),
     ],
 )
 def test_own_questions_are_refused(tmp_path: Path, extra: str, variable: str | None, expected: str | None) -> None:
-    (tmp_path / "keys").write_text("\ne\nf\n")
+    (tmp_path / "keys").write_text("\n# comment\ne\nf\n")
     environment = {} if variable is None else {"LLAMA_API_KEY": variable}
-    assert api_key(tuple(extra.format(root=tmp_path).split()), environment) == expected
+    found = find_key(tuple(extra.format(root=tmp_path).split()), environment)
+    assert (found.value if found else None) == expected
 
 
-def test_open_server_without_a_key_is_not_warned_about(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "warning: 0.0.0.0 can be reached" in run(capsys, "--server", "--host", "0.0.0.0", "--dry-run")[2]
-    assert "warning" not in run(capsys, "--server", "--host", "0.0.0.0", "--dry-run", "--", "--api-key", "x")[2]
-    assert "warning" not in run(capsys, "--server", "--dry-run")[2]
+@pytest.mark.parametrize(
+    ("arguments", "variables", "warns"),
+    [
+        ("", {}, False),
+        ("--host 0.0.0.0", {}, True),
+        ("-- --host 0.0.0.0", {}, True),
+        ("-- --host 127.0.0.1,0.0.0.0", {}, True),
+        ("", {"LLAMA_ARG_HOST": "0.0.0.0"}, True),
+        ("--host 127.0.0.1", {"LLAMA_ARG_HOST": "0.0.0.0"}, False),
+        ("--host 0.0.0.0 -- --host 127.0.0.1", {}, False),
+        ("--host 0.0.0.0 -- --api-key x", {}, False),
+        ("--host 0.0.0.0", {"LLAMA_API_KEY": "x"}, False),
+        ("--host 0.0.0.0", {"LLAMA_API_KEY": ""}, True),  # none, as llama-server takes it
+    ],
+)
+def test_open_server_without_a_key_is_not_warned_about(
+    clone: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    variables: dict[str, str],
+    warns: bool,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    err = run(capsys, "--server", "--dry-run", *arguments.split())[2]
+    assert ("warning: 0.0.0.0 can be reached from other machines" in err) is warns
+
+
+def test_address_without_http_is_not_understood() -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"path": "%s"}' % self.path.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever).start()
+        for url in (f"127.0.0.1:{server.server_port}", f"localhost:{server.server_port}/"):
+            assert ask(url, "/cache") == {"path": "/cache"}
+        server.shutdown()
 
 
 def test_one_of_several_models_is_guessed(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +290,12 @@ def test_one_of_several_models_is_guessed(clone: Path, capsys: pytest.CaptureFix
     assert code == 0 and "/models/a.gguf" in out and "the only model" in err
     (clone / "models" / "b.gguf").write_bytes(gguf_bytes())
     code, _, err = run(capsys, "--server", "--dry-run")
-    assert code == 1 and "there are several models" in err and "hint: llama-run --server a" in err
+    assert code == 1 and "there are several models" in err and "hint: llama-run --server a\n" in err
+    (clone / "models" / "a.gguf").write_bytes(gguf_bytes()[:-1])
+    err = run(capsys, "--server", "--dry-run")[2]
+    assert "  a (cannot be served)\n  b\n" in err and "hint: llama-run --server b\n" in err
+    (clone / "models" / "b.gguf").write_bytes(b"no model")
+    assert "hint: `llama-run --list-models` says what is wrong\n" in run(capsys, "--server", "--dry-run")[2]
 
 
 def test_list_of_models_leaves_something_out(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,6 +320,13 @@ def test_list_of_models_leaves_something_out(clone: Path, capsys: pytest.Capture
     assert "missing part 3 of 5" in lines["set"] and "set-00003-of-00005.gguf" in lines["set"]
     assert "companion of a model: mmproj-a-F16.gguf" in out and "companion of a model: vision.gguf" in out
     assert len(out.splitlines()) == 8
+
+
+def test_one_of_two_lists_is_left_out(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (clone / "models" / "a.gguf").write_bytes(gguf_bytes())
+    code, out, _ = run(capsys, "--list-backends", "--list-models")
+    models, backends = out.split("\n\n")
+    assert code == 0 and models.splitlines()[1].startswith("a ") and backends.splitlines()[-1].startswith("auto is ")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 from fakes.hub import FakeHub, Fault
 from helpers import ROOT, wait_until
 
-LLAMA_RUN = (sys.executable, "-c", "from pyrun.cli import main; main()")
+LLAMA_RUN = (sys.executable, "-c", "from pyrun.__main__ import main; main()")
 WEIGHTS = random.Random("weights").randbytes(400_000)
 
 

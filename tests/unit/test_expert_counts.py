@@ -51,10 +51,13 @@ def test_answer_of_a_server() -> None:
     assert parse_counts(told) == ExpertCounts(3, 2, 9, True, [LayerCounts(4, 5, (5, 0, 5))])
 
 
-@pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
-def test_plot(tmp_path: Path, name: str, magic: bytes) -> None:
-    plot_counts(ExpertCounts(4, 2, 8, True, [layer(1, 2, 3, 4), layer(0, 0, 0, 5)]), tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(magic)
+@pytest.mark.parametrize(
+    ("name", "written", "magic"),
+    [("a.png", "a.png", b"\x89PNG"), ("a.svg", "a.svg", b"<?xml"), ("a", "a.png", b"\x89PNG")],
+)
+def test_plot(tmp_path: Path, name: str, written: str, magic: bytes) -> None:
+    said = plot_counts(ExpertCounts(4, 2, 8, True, [layer(1, 2, 3, 4), layer(0, 0, 0, 5)]), tmp_path / name)
+    assert said == tmp_path / written and said.read_bytes().startswith(magic)
 
 
 @pytest.mark.parametrize("name", ["missing/a.png", "a.unknown"])

@@ -75,6 +75,14 @@ def test_cut_off_file_is_told_without_numbers(tmp_path: Path) -> None:
         read_gguf(path)
 
 
+def test_damaged_head_of_a_large_file_is_called_too_short(tmp_path: Path) -> None:
+    """A length that leads out of the file may be damage as well as a missing end: the size alone says nothing."""
+    path = tmp_path / "large.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 60) + bytes(100_000))
+    with pytest.raises(BrokenModelError, match="cut off or damaged: its head speaks of more than the 100,032 bytes"):
+        read_gguf(path)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 from helpers import free_port, is_running, wait_until
 
 from pyrun.errors import UserError
-from pyrun.server import restart
+from pyrun.server import restart, supervisor
+from pyrun.server.log import idle_logs, log_of
 from pyrun.server.stop import is_overdue
 from pyrun.server.supervisor import State, Supervisor, Watched
 
@@ -33,7 +35,10 @@ class Run:
         self.states: list[tuple[State, str]] = []
         self.error: UserError | None = None
         watched = Watched(self.command, f"http://127.0.0.1:{self.port}/health", self.log, stop_seconds, longest)
-        self.supervisor = Supervisor(watched, lambda state, detail: self.states.append((state, detail)))
+        self.heard: list[str] = []
+        self.supervisor = Supervisor(
+            watched, lambda state, detail: self.states.append((state, detail)), self.heard.append
+        )
         self.thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -114,11 +119,60 @@ def test_server_that_saves_for_ever_is_waited_for(run: Callable[..., Run]) -> No
 def test_second_ctrl_c_is_not_heard(run: Callable[..., Run]) -> None:
     one = run("--save-seconds", "1000")
     one.wait_for(State.READY)
-    one.supervisor.stop()
-    one.wait_for(State.SAVING)
-    one.supervisor.hurry()
+    one.supervisor.interrupt()
+    one.wait_for(State.STOPPING)
+    time.sleep(0.3)  # as quickly as a person presses
+    one.supervisor.interrupt()
     one.thread.join(5)
     assert not one.thread.is_alive() and one.states[-1][1].startswith("killed after")
+
+
+def test_ctrl_c_that_a_wrapper_doubles_kills_at_once(run: Callable[..., Run]) -> None:
+    one = run("--save-seconds", "1")
+    one.wait_for(State.READY)
+    one.supervisor.interrupt()
+    one.supervisor.interrupt()
+    one.thread.join(20)
+    assert one.states[-1] == (State.STOPPED, ""), "it ended by itself"
+
+
+def test_log_is_open_to_others_or_holds_the_key(run: Callable[..., Run]) -> None:
+    one = run("--api-key", "geheim")
+    one.wait_for(State.READY)
+    assert one.log.stat().st_mode & 0o777 == 0o600
+    assert "--api-key ***" in one.log.read_text() and "geheim" not in one.log.read_text()
+
+
+def test_log_that_cannot_be_written_is_blamed_on_the_build(run: Callable[..., Run], tmp_path: Path) -> None:
+    (tmp_path / "server.log").mkdir()
+    one = run()
+    one.thread.join(20)
+    assert one.error is not None and one.error.message == f"cannot write {one.log}: Is a directory"
+    assert "build" not in (one.error.hint or "")
+
+
+def test_log_in_use_looks_idle(run: Callable[..., Run], tmp_path: Path) -> None:
+    one = run()
+    one.wait_for(State.READY)
+    log = log_of(tmp_path, 1)
+    log.symlink_to(one.log)
+    assert idle_logs(tmp_path) == []
+    one.stop()
+    assert idle_logs(tmp_path) == [log]
+
+
+def test_what_the_server_says_of_its_cache_is_not_heard(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.1)
+    lines = (
+        "0.01.234.567 W cache: not storing: the disk is full",
+        "0.01.234.568 I cache: slot 0: parted at token 7: W cache: not storing: my prompt",
+        "\x1b[34m0.02.000.000\x1b[0m \x1b[35mW cache: storing again\x1b[0m",
+    )
+    one = run(*(word for line in lines for word in ("--say", line)))
+    wait_until(lambda: len(one.heard) >= 2, 20, "both")
+    assert one.heard == ["not storing: the disk is full", "storing again"]
 
 
 @pytest.mark.parametrize(

@@ -719,3 +719,13 @@ def test_taking_out_is_not_the_inverse_of_putting_in(lines: list[str], shape: st
     assert editing.with_parameters(shape, once, wanted, optional) == once
     ours = {key: [value] for key, value in wanted.items()}
     assert editing.without_parameters(shape, once, ours, before) == before
+
+
+@pytest.mark.parametrize(("missing", "arguments"), [("meminfo", ()), ("sys/kernel/osrelease", ("24",))])
+def test_tree_without_proc_has_no_remedy(system: System, missing: str, arguments: tuple[str, ...]) -> None:
+    system.put({GRUB: UBUNTU.format("")})
+    (system.root / "proc" / missing).unlink()
+    code, output = system.run("--yes", *arguments)
+    assert code == 1 and "Errno" not in output
+    assert f"error: there is no {system.root}/proc/{missing}, which tells about the machine" in output
+    assert f"hint: if the tree is of this machine: `mount --bind /proc {system.root}/proc`" in output

@@ -1,0 +1,29 @@
+"""Flags behind `--`, found as llama-server itself finds them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+SECRETS = ("--api-key", "--hf-token", "-hft")
+
+
+def has_flag(words: Sequence[str], *flags: str) -> bool:
+    return any(spelled(word) in flags for word in words)
+
+
+def value_of(words: Sequence[str], *flags: str) -> str | None:
+    """As the server reads it: the last one counts. `--flag=value` is none, because the server refuses that form."""
+    found = [value for word, value in itertools.pairwise(words) if spelled(word) in flags]
+    return found[-1] if found else None
+
+
+def spelled(word: str) -> str:
+    """llama-server takes --cache_ssd for --cache-ssd."""
+    return word.replace("_", "-") if word.startswith("--") else word
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """For a log: what follows a flag that takes a secret is left out."""
+    before = ["", *words[:-1]]
+    return ["***" if spelled(flag) in SECRETS else word for flag, word in zip(before, words, strict=True)]

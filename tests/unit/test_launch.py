@@ -1,0 +1,207 @@
+"""The whole launcher with a stand-in for llama-server: what a person sees of it, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import pytest
+from fakes.models import gguf_bytes
+from helpers import ROOT, free_port, wait_until
+
+FAKE = ROOT / "tests" / "fakes" / "fake_server.py"
+MODULE = (sys.executable, "-m", "pyrun")
+
+
+class Launched:
+    def __init__(self, clone: Path, port: int, arguments: list[str], variables: dict[str, str]) -> None:
+        self.clone = clone
+        self.port = port
+        self.output = clone / "output"
+        environment = {**os.environ, "LLAMA_RUN_HOME": str(clone), **variables}
+        command = [*MODULE, "--server", "--backend", "cpu", "--no-build", *arguments]
+        with self.output.open("w") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+
+    def said(self) -> str:
+        return self.output.read_text()
+
+    def wait_for(self, text: str, seconds: float = 30) -> None:
+        wait_until(lambda: text in self.said() or self.process.poll() is not None, seconds, f"{text}:\n{self.said()}")
+        assert text in self.said(), self.said()
+
+    def children(self) -> list[psutil.Process]:
+        return list(psutil.Process(self.process.pid).children())
+
+
+Launch = Callable[..., Launched]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    """launch(FLAG, ..., variable=value): in a clone with one model and a server that is built, as far as one looks."""
+    server = tmp_path / "llama.cpp" / "build" / "cpu" / "bin" / "llama-server"
+    server.parent.mkdir(parents=True)
+    server.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} --journal {tmp_path}/journal "$@"\n')
+    server.chmod(0o755)
+    (server.parents[1] / "llama-run-build.json").write_text("{}")
+    shutil.copy(ROOT / "llama.cpp" / "upstream.toml", tmp_path / "llama.cpp")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "a.gguf").write_bytes(gguf_bytes())
+    started: list[Launched] = []
+
+    def start(*arguments: str, port: int | None = None, **variables: str) -> Launched:
+        port = port or free_port()
+        words = [word.format(port=port) for word in arguments]
+        given = {name: value.format(port=port) for name, value in variables.items()}
+        started.append(Launched(tmp_path, port, words, given))
+        return started[-1]
+
+    yield start
+    for one in started:
+        children = one.children() if one.process.poll() is None else []
+        one.process.kill()
+        one.process.wait()
+        for child in children:
+            child.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        ("--port {port}", {}),
+        ("-- --port {port}", {}),
+        ("--port 1 -- --port {port}", {}),
+        ("", {"LLAMA_ARG_PORT": "{port}"}),
+        ("--host 127.0.0.1 -- --host 0.0.0.0,x.sock --port {port}", {"LLAMA_ARG_PORT": "1"}),
+    ],
+)
+def test_port_that_is_named_elsewhere_is_not_watched(launch: Launch, arguments: str, variables: dict[str, str]) -> None:
+    one = launch(*arguments.split(), **variables)
+    one.wait_for(f"ready at http://127.0.0.1:{one.port} ")
+    assert (one.clone / "logs" / f"server-{one.port}.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [
+        (["--api-key", '$a"b'], {}),
+        (["--api-key-file", "{clone}/key s"], {}),
+        ([], {"LLAMA_API_KEY": "{key},c"}),
+        ([], {"LLAMA_API_KEY": "{key}"}),
+    ],
+)
+def test_printed_command_is_refused(
+    launch: Launch, tmp_path: Path, arguments: list[str], variables: dict[str, str]
+) -> None:
+    key = '$a"b'
+    (tmp_path / "key s").write_text(f"# mine\n\n{key}\n")
+    words = [word.replace("{clone}", str(tmp_path)) for word in arguments]
+    given = {name: value.replace("{key}", key) for name, value in variables.items()}
+    # The stand-in takes one key, and only from its flag.
+    one = launch("--port", "{port}", "--", *words, *([] if "--api-key" in words else ["--api_key", key]), **given)
+    one.wait_for("try: curl")
+    assert "cache: off: it is a fake" in one.said(), "our own question was refused"
+    line = next(line for line in one.said().splitlines() if line.startswith("try: "))
+    script = f"curl() {{ printf '%s\\n' \"$@\"; }}; {line.removeprefix('try: ')}"
+    environment = {**os.environ, **given}
+    shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment).stdout
+    assert f"Authorization: Bearer {key}\n" in shown
+    assert key not in line or "--api-key" in words, "a key that was kept off the screen is shown"
+
+
+def test_path_of_the_log_is_erased_and_others_read_it(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir(mode=0o755)
+    old = tmp_path / "logs" / "server-1.log.1"
+    old.write_text("by an earlier version")
+    old.chmod(0o644)
+    one = launch("--port", "{port}")
+    one.wait_for("ready at")
+    log = tmp_path / "logs" / f"server-{one.port}.log"
+    assert f"log: {log}\n" in one.said() and "loading a.gguf\n" in one.said()
+    assert log.stat().st_mode & 0o777 == old.stat().st_mode & 0o777 == 0o600
+
+
+def test_folder_of_the_log_is_open_to_others(launch: Launch, tmp_path: Path) -> None:
+    launch("--port", "{port}").wait_for("ready at")
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+
+
+def test_second_ctrl_c_is_swallowed(launch: Launch) -> None:
+    one = launch("--port", "{port}", "--", "--save-seconds", "1000")
+    one.wait_for("ready at")
+    one.process.send_signal(signal.SIGINT)
+    one.wait_for("stopping llama-server (Ctrl-C again kills it: what is not saved is evaluated again)")
+    time.sleep(0.3)
+    one.process.send_signal(signal.SIGINT)
+    assert one.process.wait(5) == 0 and "stopped: killed after" in one.said()
+
+
+def test_cache_that_stores_nothing_is_silent(launch: Launch) -> None:
+    words = ["0.01.234.567 W cache: not storing: the disk is full", "0.02.234.567 W cache: storing again"]
+    one = launch("--port", "{port}", "--", *(word for line in words for word in ("--say", line)))
+    one.wait_for("the cache is storing again")
+    assert one.said().count("warning: the cache is not storing: the disk is full.") == 1
+    assert "--cache-ssd-max-size" in one.said()
+
+
+def test_ctrl_c_while_loading_gives_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(30)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(
+        MODULE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=20) == ("", "")
+    assert process.returncode == -signal.SIGINT
+    entry = next(e for e in metadata.entry_points(group="console_scripts") if e.name == "llama-run")
+    assert entry.value == "pyrun.__main__:main", "the command goes the same way"
+
+
+def test_built_in_model_is_called_slow(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "models" / "a.gguf").unlink()
+    (tmp_path / "models" / "built-in").mkdir()
+    built_in = tmp_path / "models" / "built-in" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    built_in.write_bytes(gguf_bytes())
+    one = launch("--port", "{port}")
+    one.wait_for("ready at")
+    assert "is slow on" not in one.said()
+    if re.match("aarch64|arm", os.uname().machine):
+        shutil.copy(built_in, tmp_path / "models" / "mine.Q4_1.gguf")
+        other = launch("--port", "{port}")
+        other.wait_for("ready at")
+        assert "note: Q4_1 is slow on ARM processors" in other.said()
+
+
+def test_logs_outlive_the_wiping(launch: Launch, tmp_path: Path) -> None:
+    ended = launch("--port", "{port}")
+    ended.wait_for("ready at")
+    ended.process.send_signal(signal.SIGINT)
+    ended.process.wait(20)
+    running = launch("--port", "{port}")
+    running.wait_for("ready at")
+    logs = tmp_path / "logs"
+    kept, gone = logs / f"server-{running.port}.log", logs / f"server-{ended.port}.log"
+    (logs / "of-somebody-else.log").touch()
+    before = gone.stat().st_size
+    command = [*MODULE, "cache", "rm", "--all"]
+    environment = {**os.environ, "LLAMA_RUN_HOME": str(tmp_path)}
+    asked = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
+    assert asked.returncode == 1 and "this would remove 0 conversations and 1 log, " in asked.stderr
+    narrow = subprocess.run([*command, "--yes", "--model", "f1"], capture_output=True, text=True, env=environment)
+    assert narrow.returncode == 1 and gone.exists()
+    done = subprocess.run([*command, "--yes", "--json"], capture_output=True, text=True, env=environment)
+    told = json.loads(done.stdout)
+    assert (told["logs"], told["bytes_freed"]) == ([str(gone)], before)
+    assert sorted(logs.iterdir()) == [logs / "of-somebody-else.log", kept]
