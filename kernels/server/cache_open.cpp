@@ -80,13 +80,6 @@ status cache_core::open(const common_params & params, llama_context * target, ll
     if (llama_get_memory(target) == nullptr) {
         return status::incompatible("this model keeps no state");
     }
-    const int32_t window = params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target));
-    if (params.kv_unified && params.n_parallel > 1 && params.n_ubatch < window) {
-        // llama.cpp then reuses cells of a window that the same batch still looks at.
-        return status::incompatible("a sliding window of " + std::to_string(window) + " tokens with unified K/V and batches of " +
-                                    std::to_string(params.n_ubatch) + " gives wrong text for requests at the same time: use -ub " +
-                                    std::to_string(window) + " or more, or --no-kv-unified");
-    }
     std::shared_ptr<cache_core> made(new cache_core(params, target, draft, queue, stopping));
     status s = made->open_stores(params);
     if (s.is_ok()) {

@@ -128,7 +128,7 @@ void cache_core::interrupted(const slot_view & slot) {
     const llama_pos last     = llama_memory_seq_pos_max(llama_get_memory(target_ctx), slot.id);
     const size_t    n_tokens = std::min(static_cast<size_t>(last + 1), slot.prompt.tokens.size());
     if (rec.exact && n_tokens > 0 && !hand_over(slot.id, true)) {
-        save(slot, rec, n_tokens, n_tokens >= static_cast<size_t>(slot.task->n_tokens()), false);
+        save(slot, rec, n_tokens, true, false);
     }
     (void) hand_over(slot.id, false);
     rec.store = false; // whoever releases the slot takes it for what its list says
@@ -141,9 +141,8 @@ void cache_core::released(const slot_view & slot) {
     }
     note_use(slot, rec);
     if (rec.store && rec.exact && !hand_over(slot.id, true)) {
-        // A request that was cancelled within its prompt ends no turn, but what it evaluated is kept.
-        const size_t n_tokens = slot.prompt.tokens.size();
-        save(slot, rec, n_tokens, n_tokens >= static_cast<size_t>(slot.task->n_tokens()), true);
+        // Also of a request that was cancelled within its prompt: what is kept is listed, and can be removed.
+        save(slot, rec, slot.prompt.tokens.size(), true, true);
     }
     rec.anchors.clear();
     rec.tokens = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());

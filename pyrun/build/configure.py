@@ -36,6 +36,7 @@ def cmake_definitions(settings: BuildSettings, tools: Toolchain) -> dict[str, st
         "LLAMA_BUILD_NUMBER": "0",
         # The web page: built with node where that is, else the launcher serves ours. Never downloaded unasked.
         "LLAMA_BUILD_UI": "ON" if settings.web_ui else "OFF",
+        "LLAMA_UI_GZIP": "OFF",  # packed, the page is refused to programs that do not unpack, such as a plain curl
         "LLAMA_USE_PREBUILT_UI": "OFF",
         "LLAMA_RUN_KERNELS": str(settings.kernels),
         "LLAMA_RUN_VERSION": settings.version,
