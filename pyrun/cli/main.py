@@ -14,6 +14,7 @@ import click
 from pyrun import console
 from pyrun.cli.backends import CHOICES, print_backends
 from pyrun.cli.build import build_command
+from pyrun.cli.connect import connect_command
 from pyrun.cli.doctor import doctor_command
 from pyrun.cli.experts import experts_command
 from pyrun.errors import UserError
@@ -173,6 +174,7 @@ def cli(
 
 
 cli.add_command(build_command)
+cli.add_command(connect_command)
 cli.add_command(doctor_command)
 cli.add_command(experts_command)
 
