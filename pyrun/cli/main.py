@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from pyrun import console
 from pyrun.cli.backends import CHOICES, print_backends
 from pyrun.cli.build import build_command
+from pyrun.cli.connect import connect_command
 from pyrun.cli.doctor import doctor_command
 from pyrun.cli.experts import experts_command
 from pyrun.cli.suggest import for_command, for_option
@@ -202,6 +203,7 @@ def _given(context: click.Context) -> list[str]:
 
 
 cli.add_command(build_command)
+cli.add_command(connect_command)
 cli.add_command(doctor_command)
 cli.add_command(experts_command)
 

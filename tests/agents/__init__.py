@@ -1,0 +1,1 @@
+"""What real agents send: recorded, scrubbed, and replayed against the server."""

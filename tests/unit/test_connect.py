@@ -1,0 +1,287 @@
+"""`llama-run connect`: what agents are told, and that their own settings survive it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from ruamel.yaml import YAML
+
+from pyrun.agents.endpoint import Endpoint, find_endpoint
+from pyrun.agents.known import AGENTS, User
+from pyrun.agents.merge import UnmergeableError, merge, render
+from pyrun.agents.setup import ConfigFile, Format
+from pyrun.agents.write import apply, plan
+from pyrun.cli.main import main
+from pyrun.errors import UserError
+
+AT = Endpoint("http://127.0.0.1:9090", "Qwen3-14B.Q4_K_M", 32768)
+
+
+class Served(BaseHTTPRequestHandler):
+    """The two answers of a server that are asked for."""
+
+    models: tuple[str, ...] = ("toy",)
+    context: object = 8192
+
+    def do_GET(self) -> None:
+        about = {"/v1/models": {"data": [{"id": name} for name in self.models]}}
+        props = {"default_generation_settings": {"n_ctx": self.context}}
+        content = json.dumps(about.get(self.path.split("?")[0], props)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Served)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    try:
+        main(["connect", *arguments])
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, " ".join(captured.err.split())
+
+
+def parse(text: str, kind: Format) -> Any:
+    if kind is Format.JSON:
+        return json.loads(text)
+    return tomlkit.parse(text).unwrap() if kind is Format.TOML else YAML(typ="safe").load(text)
+
+
+# The server.
+
+
+def test_the_server_says_model_and_context(url: str) -> None:
+    assert find_endpoint(url + "/", None) == find_endpoint(f"{url}/v1", None) == Endpoint(url, "toy", 8192)
+
+
+def test_several_models_are_a_choice(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Served, "models", ("small", "large"))
+    assert find_endpoint(url, None, "large").model == "large"
+    for wanted, message in ((None, "serves several models"), ("huge", "does not serve huge")):
+        with pytest.raises(UserError, match=message) as caught:
+            find_endpoint(url, None, wanted)
+        assert caught.value.hint == "choose one with --model: small, large"
+
+
+def test_a_server_without_model_or_context_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Served, "context", None)
+    with pytest.raises(UserError, match="does not say how long the context is"):
+        find_endpoint(url, None)
+    monkeypatch.setattr(Served, "models", ())
+    with pytest.raises(UserError, match="serves no model"):
+        find_endpoint(url, None)
+
+
+def test_no_server_is_an_error_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "codex", "--url", "http://127.0.0.1:9")
+    assert (code, out) == (1, "")
+    assert err == "error: no server answers at http://127.0.0.1:9 hint: start one with `llama-run --server`"
+
+
+# What agents are told.
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_agent_learns_address_model_and_context(agent: str, tmp_path: Path) -> None:
+    setup = AGENTS[agent](AT, User(tmp_path, {}))
+    told = "".join(map(render, setup.files)) + json.dumps(dict(setup.environment)) + " ".join(setup.notes)
+    assert AT.url in told and AT.model in told
+    assert str(AT.context) in told or agent in ("llm", "open-webui"), "these two have no setting for it"
+    assert all(file.path.is_relative_to(tmp_path) for file in setup.files)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_agent_gets_the_key_or_the_name_of_its_variable(agent: str, tmp_path: Path) -> None:
+    setup = AGENTS[agent](Endpoint(AT.url, AT.model, AT.context, "s3cret"), User(tmp_path, {}))
+    told = "".join(map(render, setup.files)) + json.dumps(dict(setup.environment)) + " ".join(setup.notes)
+    assert "s3cret" in told or "llm keys set" in told
+    if agent == "codex":
+        assert 'env_key = "LLAMA_API_KEY"' in render(setup.files[0]), "keys stay out of Codex's file"
+
+
+@pytest.mark.parametrize(
+    ("agent", "variable", "file"),
+    [
+        ("claude-code", "CLAUDE_CONFIG_DIR", "settings.json"),
+        ("codex", "CODEX_HOME", "config.toml"),
+        ("continue", "CONTINUE_GLOBAL_DIR", "config.yaml"),
+        ("llm", "LLM_USER_PATH", "extra-openai-models.yaml"),
+        ("zed", "XDG_CONFIG_HOME", "zed/settings.json"),
+    ],
+)
+def test_settings_are_where_the_agent_looks(agent: str, variable: str, file: str, tmp_path: Path) -> None:
+    setup = AGENTS[agent](AT, User(tmp_path / "home", {variable: str(tmp_path / "elsewhere")}))
+    assert setup.files[0].path == tmp_path / "elsewhere" / file
+
+
+def test_an_answer_leaves_most_of_a_small_context_to_the_prompt() -> None:
+    assert [Endpoint("", "", n).answer for n in (1, 8192, 32768, 1 << 20)] == [1, 2048, 8192, 16384]
+
+
+# Merging.
+
+KEPT = {
+    Format.JSON: '{\n    "theme": "dark",\n    "list": [{"name": "b", "x": 1}, {"name": "a", "y": 2}]\n}\n',
+    Format.TOML: '# mine\ntheme = "dark" # really\n\n[[list]]\nname = "b"\nx = 1\n\n[[list]]\nname = "a"\ny = 2\n',
+    Format.YAML: "# mine\ntheme: dark # really\nlist:\n  - name: b\n    x: 1\n  - name: a\n    y: 2\n",
+}
+
+
+@pytest.mark.parametrize("kind", Format)
+def test_merging_keeps_everything_else(kind: Format) -> None:
+    content = {"model": "m", "list": [{"name": "a", "z": 3}, {"name": "c"}], "deep": {"er": {"x": 1}}}
+    merged = merge(KEPT[kind], ConfigFile(Path("any"), kind, content))
+    assert parse(merged, kind) == {
+        "theme": "dark",
+        "list": [{"name": "b", "x": 1}, {"name": "a", "y": 2, "z": 3}, {"name": "c"}],
+        "model": "m",
+        "deep": {"er": {"x": 1}},
+    }
+    if kind is not Format.JSON:
+        assert merged.startswith("# mine\n") and "# really" in merged
+    else:
+        assert '\n    "model"' in merged, "indented as it was"
+
+
+@pytest.mark.parametrize("kind", Format)
+def test_merging_twice_changes_nothing(kind: Format) -> None:
+    wanted = ConfigFile(Path("any"), kind, {"model": "m", "list": [{"name": "a", "z": 3}], "deep": {"er": 1}})
+    once = merge(KEPT[kind], wanted)
+    assert merge(once, wanted) == once
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_settings_of_every_agent_can_be_read_back(agent: str, tmp_path: Path) -> None:
+    for file in AGENTS[agent](AT, User(tmp_path, {})).files:
+        assert parse(render(file), file.format) == file.content
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        (Format.JSON, "// Zed settings\n{}\n", "has comments"),
+        (Format.JSON, '{"a": 1,}', "is not JSON"),
+        (Format.JSON, "[1]", "has list where model belong"),
+        (Format.TOML, "a = = 1", "is not TOML"),
+        (Format.YAML, "a: [1", "is not YAML"),
+        (Format.YAML, "- a\n", "where model belong"),
+    ],
+)
+def test_what_cannot_be_merged_is_told(kind: Format, text: str, problem: str) -> None:
+    with pytest.raises(UnmergeableError, match=problem):
+        merge(text, ConfigFile(Path("any"), kind, {"model": "m"}))
+
+
+# Writing.
+
+
+def test_the_file_of_before_is_kept_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"a": 1}')
+    path.chmod(0o640)
+    kept = [apply(plan(ConfigFile(path, Format.JSON, {"b": n}))) for n in (1, 2)]
+    assert [json.loads(one.read_text()) for one in kept if one] == [{"a": 1}, {"a": 1, "b": 1}]
+    assert [one.name for one in kept if one] == ["settings.json.before-llama-run", "settings.json.before-llama-run-2"]
+    assert json.loads(path.read_text()) == {"a": 1, "b": 2}
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert not plan(ConfigFile(path, Format.JSON, {"b": 2})).is_needed
+
+
+def test_a_new_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "config.toml"
+    assert apply(plan(ConfigFile(path, Format.TOML, {"key": "secret"}))) is None
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    real = tmp_path / "dotfiles" / "settings.json"
+    real.parent.mkdir()
+    real.write_text("{}")
+    link = tmp_path / "settings.json"
+    link.symlink_to(real)
+    apply(plan(ConfigFile(link, Format.JSON, {"a": 1})))
+    assert link.is_symlink() and json.loads(real.read_text()) == {"a": 1}
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written") as caught:
+        apply(plan(ConfigFile(tmp_path / "file" / "settings.json", Format.JSON, {"a": 1})))
+    assert caught.value.hint == "--print shows what belongs there"
+
+
+# The command.
+
+
+def test_printing_writes_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "claude-code", "--url", url)
+    assert code == 0 and f"export ANTHROPIC_BASE_URL={url}\n" in out
+    assert json.loads(out[: out.index("export")])["env"]["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+    assert "toy" in err and not (Path.home() / ".claude").exists()
+
+
+@pytest.mark.parametrize(("answer", "written"), [("y\n", True), ("n\n", False), ("\n", False)])
+def test_writing_asks_first(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: str, written: bool
+) -> None:
+    monkeypatch.setattr("click.termui.visible_prompt_func", lambda prompt: answer.strip())
+    code, _, err = run(capsys, "codex", "--url", url, "--write")
+    assert (Path.home() / ".codex" / "config.toml").exists() == written
+    assert (code == 0) == written and ("is written" in err) == written
+
+
+def test_writing_twice_says_so(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("opencode", "--url", url, "--write", "--yes")
+    assert run(capsys, *arguments)[0] == 0
+    assert "opencode is set up already" in run(capsys, *arguments)[2]
+    folder = Path.home() / ".config" / "opencode"
+    assert [path.name for path in folder.iterdir()] == ["opencode.json"]
+
+
+def test_settings_with_comments_are_left_alone_and_printed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path.home() / ".config" / "zed" / "settings.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("// mine\n{}\n")
+    code, out, err = run(capsys, "zed", "--url", url, "--write", "--yes")
+    assert code == 1 and path.read_text() == "// mine\n{}\n"
+    assert json.loads(out)["agent"]["default_model"] == {"provider": "llama-run", "model": "toy"}
+    assert "has comments, so it is left alone hint: add what is printed above to it by hand" in err
+
+
+def test_one_bad_file_of_two_leaves_both_alone(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (Path.home() / ".aider.model.metadata.json").write_text("{,}")
+    assert run(capsys, "aider", "--url", url, "--write", "--yes")[0] == 1
+    assert not (Path.home() / ".aider.conf.yml").exists()
+
+
+def test_agents_without_a_file_are_printed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "open-webui", "--url", url, "--write")
+    assert code == 1 and f"OPENAI_API_BASE_URL={url}/v1" in out
+    assert "open-webui has no settings file that could be written" in err
+
+
+def test_yes_without_write_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "codex", "--yes")[0] == 2
