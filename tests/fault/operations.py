@@ -181,7 +181,7 @@ def draw_setup(rng: random.Random, memory: Memory, without: Collection[str] = ()
     users = rng.choice((USERS, USERS[:1]))  # only what one user asks meets in a slot
     flags = ["--parallel", str(slots), "--ctx-size", str(CONTEXT * slots)]
     # Upstream's sliding windows lose rows when a batch is smaller than the window and slots share the cells.
-    smallest = WINDOW if memory is Memory.SLIDING_WINDOW else 16
+    smallest = WINDOW if memory in (Memory.SLIDING_WINDOW, Memory.WHOLE) else 16
     batch = str(max(smallest, rng.choice((16, 64, 512))))
     flags += ["-b", batch, "-ub", batch]
     flags += rng.choice(((), ("--kv-unified",), ("--no-kv-unified",)))

@@ -103,6 +103,7 @@ class Player:
 
     def close(self) -> None:
         """Ends the round as it should end: with sound files and a polite stop."""
+        self._call("GET", "/slots")  # a server that sleeps has closed its cache; this wakes it
         state = self._call("GET", "/cache").json()
         if not state["enabled"]:
             raise Fault("broken", f"the cache is off: {state['reason']}")
@@ -241,7 +242,12 @@ class Player:
 
     def _wait_until_idle(self) -> None:
         """Clients that hung up may still be served for a moment."""
-        self._wait(lambda: not any(slot["is_processing"] for slot in self._call("GET", "/slots").json()), "idle slots")
+        if not self._is_asleep():  # asking for the slots would wake it
+            busy = "is_processing"
+            self._wait(lambda: not any(slot[busy] for slot in self._call("GET", "/slots").json()), "idle slots")
+
+    def _is_asleep(self) -> bool:
+        return bool(self._call("GET", "/props").json()["is_sleeping"])
 
     def _slot_file(self, operation: SlotFile) -> str:
         path = f"/slots/{operation.slot}?action={operation.action}"
@@ -283,7 +289,7 @@ class Player:
         if operation.seconds is not None:
             time.sleep(operation.seconds)
             return ""
-        self._wait(lambda: bool(self._call("GET", "/props").json()["is_sleeping"]), "sleep")
+        self._wait(self._is_asleep, "sleep")
         return "it sleeps"
 
     def _restart(self, operation: Restart) -> str:
