@@ -74,7 +74,19 @@ class Further:
         return f"({self.start}), its answer and {len(self.tokens)} tokens"
 
 
-Prompt: TypeAlias = Talk | Edited | Raw | Further
+@dataclass(frozen=True)
+class Parted:
+    """The first tokens of another prompt, and then others."""
+
+    start: Prompt
+    kept: int
+    tokens: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kept} tokens of ({self.start}) and {len(self.tokens)} others"
+
+
+Prompt: TypeAlias = Talk | Edited | Raw | Further | Parted
 
 
 # Operations
@@ -171,6 +183,7 @@ class Setup:
     roomy: bool  # everything that was answered is stored, and so listed and removed
     users: tuple[str, ...]
     flags: tuple[str, ...]
+    cached: bool = True
 
 
 def draw_setup(rng: random.Random, memory: Memory, without: Collection[str] = ()) -> Setup:
@@ -179,6 +192,7 @@ def draw_setup(rng: random.Random, memory: Memory, without: Collection[str] = ()
     files = rng.random() < 0.4 and "files" not in without
     roomy = rng.random() < 0.75
     users = rng.choice((USERS, USERS[:1]))  # only what one user asks meets in a slot
+    users = USERS[:1] if "users" in without else users
     flags = ["--parallel", str(slots), "--ctx-size", str(CONTEXT * slots)]
     # Upstream's sliding windows lose rows when a batch is smaller than the window and slots share the cells.
     smallest = WINDOW if memory in (Memory.SLIDING_WINDOW, Memory.WHOLE) else 16
@@ -205,12 +219,13 @@ PROMPTS = {
     "shrink": 5,
     "regenerate": 8,
     "stranger": 5,
-    "short": 10,
-    "shared": 20,
+    "short": 12,
+    "shared": 12,
+    "parted": 16,
     "further": 7,
 }
 DEEDS = {"together": 14, "files": 8, "remove": 4, "sleep": 6, "restart": 3, "kill": 2}
-NAMES = (*PROMPTS, "cancel", "several", *DEEDS)
+NAMES = (*PROMPTS, "cancel", "several", "users", *DEEDS)
 
 
 def draw_operations(rng: random.Random, setup: Setup, without: Collection[str] = ()) -> Iterator[Operation]:
@@ -233,7 +248,8 @@ class Crowd:
         self.without = {*without, *([] if setup.files else ["files"]), *([] if setup.sleeps else ["sleep"])}
 
     def draw(self) -> Operation:
-        if self.rng.random() < 0.75:
+        deeds = sum(weight for name, weight in DEEDS.items() if name not in self.without)
+        if self.rng.randrange(sum(PROMPTS.values()) + deeds) >= deeds:
             return self._ask()
         deed: Operation = self._one_of(DEEDS)
         return deed
@@ -330,7 +346,8 @@ class Crowd:
         return self._by(self.rng.choice(self.asked).prompt, f"guest-{self.guests}")
 
     def _short(self) -> Ask:
-        tokens = self._tokens(self.rng.randint(1, 8))
+        # State is kept 4 tokens before a prompt's end: of a prompt of 5 that is as short as state can be.
+        tokens = self._tokens(self.rng.choice((1, 2, 3, 4, 5, 5, 5, 6, 7, 8)))
         return self._by(Raw(tokens, f"tokens {list(tokens)}"))
 
     def _shared(self) -> Ask:
@@ -344,11 +361,20 @@ class Crowd:
 
     def _further(self) -> Ask:
         # What goes on twice would grow without end.
-        starts = [ask for ask in self.asked[-8:] if not isinstance(ask.prompt, Further)]
+        starts = [ask for ask in self.asked[-8:] if not isinstance(ask.prompt, Further | Parted)]
         if not starts:
             return self._shared()
         ask = self.rng.choice(starts)
         return self._by(Further(ask.prompt, self._tokens(self.rng.randint(1, 30))), ask.user)
+
+    def _parted(self) -> Ask:
+        """What was asked just now is still in its slot, and all that the slot keeps of those before it."""
+        starts = [ask for ask in self.asked[-3:] if not isinstance(ask.prompt, Further | Parted)]
+        if not starts:
+            return self._short()
+        ask = starts[-1]
+        tail = self._tokens(self.rng.choice((1, self.rng.randint(2, 8), self.rng.randint(9, 60))))
+        return self._by(Parted(ask.prompt, self.rng.randint(1, 60), tail), ask.user)
 
     # Deeds
 

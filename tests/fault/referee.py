@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from cache_server import Answer, CacheServer, Messages, Tokens, say
 
-from .operations import ANSWER_TOKENS, Edited, Further, Prompt, Raw, Talk
+from .operations import ANSWER_TOKENS, Edited, Further, Parted, Prompt, Raw, Talk
 
 TOP = 10  # of the likeliest tokens whose log-probabilities are compared
-SAME = 0.005  # in log-probabilities: with K/V in f32, evaluations in other batches differ by a tenth of this
+SAME = 0.002  # in log-probabilities: with all in f32, evaluations in other batches differ by a quarter of this at most
 TIE = 0.1  # what rounding makes of it where a router or the choice of a token was close
 
 
@@ -60,6 +60,8 @@ class Referee:
         if isinstance(prompt, Further):
             start = self.tokens(prompt.start)
             return [*start, *self.answer(start).tokens, *prompt.tokens]
+        if isinstance(prompt, Parted):
+            return [*self.tokens(prompt.start)[: prompt.kept], *prompt.tokens]
         return self.server.prompt(self.messages(prompt))
 
     def answer(self, tokens: Tokens) -> Answer:
