@@ -122,10 +122,7 @@ class CacheServer:
     def chat(self, messages: Messages, max_tokens: int = 6, **options: Any) -> Answer:
         body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "logprobs": True, "top_logprobs": 5}
         answer = self.post("/v1/chat/completions", body | options)
-        choice = answer["choices"][0]
-        content = choice["logprobs"]["content"]
-        tokens = tuple(int(entry["id"]) for entry in content)
-        return Answer(choice["message"]["content"], tokens, _entries(content, "top_logprobs"), answer["timings"])
+        return chat_answers(answer)[0]
 
     def complete(self, prompt: str | Tokens, n_predict: int = 6, **options: Any) -> Answer:
         body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "n_probs": 5, "return_tokens": True}
@@ -186,6 +183,33 @@ def completion(answer: dict[str, Any]) -> Answer:
     return Answer(answer["content"], tuple(answer["tokens"]), logprobs, answer["timings"])
 
 
+def chat_answers(answer: dict[str, Any]) -> list[Answer]:
+    """The answers of POST /v1/chat/completions, of which a request may ask for several."""
+    answers = []
+    for choice in answer["choices"]:
+        content = choice["logprobs"]["content"]
+        tokens = tuple(int(entry["id"]) for entry in content)
+        text = choice["message"]["content"]
+        answers.append(Answer(text, tokens, _entries(content, "top_logprobs"), answer["timings"]))
+    return answers
+
+
+def launch(
+    binary: Path, model: Path | None, *flags: str, output: Path, cache: Path | None = None, api_key: str | None = None
+) -> CacheServer:
+    """Starts a server and does not wait for it."""
+    port = free_port()
+    command = [str(binary), "--port", str(port), "--no-webui", "--no-warmup", "--threads", "2"]
+    command += ["--model", str(model)] if model else []
+    command += ["--cache-ssd", str(cache)] if cache else []
+    command += ["--api-key", api_key] if api_key else []
+    # Threads that spin while they wait would take the cores from other servers of a test.
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | server_environment()
+    with output.open("wb") as file:
+        process = subprocess.Popen([*command, *flags], stdout=file, stderr=subprocess.STDOUT, env=environment)
+    return CacheServer(process, port, output, api_key)
+
+
 Serve = Callable[..., CacheServer]
 
 
@@ -197,17 +221,8 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     def start(
         model: Path | None, *flags: str, cache: Path | None = None, ready: bool = True, api_key: str | None = None
     ) -> CacheServer:
-        port = free_port()
         output = tmp_path_factory.mktemp("server") / "output"
-        command = [str(BINARY), "--port", str(port), "--no-webui", "--no-warmup", "--threads", "2"]
-        command += ["--model", str(model)] if model else []
-        command += ["--cache-ssd", str(cache)] if cache else []
-        command += ["--api-key", api_key] if api_key else []
-        # Threads that spin while they wait would take the cores from other servers of a test.
-        environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | server_environment()
-        with output.open("wb") as file:
-            process = subprocess.Popen([*command, *flags], stdout=file, stderr=subprocess.STDOUT, env=environment)
-        server = CacheServer(process, port, output, api_key)
+        server = launch(BINARY, model, *flags, output=output, cache=cache, api_key=api_key)
         started.append(server)
         if ready:
             server.wait_until_healthy()
