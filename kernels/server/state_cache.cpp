@@ -17,6 +17,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     const kvtier::status s = cache_core::open(params, target, draft, queue, stopping, made);
     std::lock_guard<std::mutex> guard(mu);
     this->queue = &queue;
+    model_names = params.model_alias;
     asleep      = false;
     last_metrics.clear();
     if (!s.is_ok()) {
@@ -72,6 +73,19 @@ std::string state_cache::off_because() const {
     return open_ || asleep ? std::string() : why_off;
 }
 
+// Agents insist on names like claude-... and gpt-...; whoever wonders which model answers them finds it in the log, once.
+void state_cache::say_model(const common_json & body) {
+    if (said_model || !body.contains("model") || !body.at("model").is_string()) {
+        return;
+    }
+    const std::string asked = body.at("model").get<std::string>();
+    std::lock_guard<std::mutex> guard(mu);
+    if (!asked.empty() && !model_names.empty() && model_names.count(asked) == 0 && !said_model.exchange(true)) {
+        LOG_INF("a client asks for the model '%s': there is one here, '%s', and it serves every name\n", asked.c_str(),
+                model_names.begin()->c_str());
+    }
+}
+
 std::shared_ptr<admission> state_cache::admit(const http_headers & headers, const common_json & body, task_response_type api,
                                               const cache_options & options) {
     // Who asks matters to the cache and to the limit; without both, a client may call its user what it likes.
@@ -82,6 +96,7 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
     if (!made->place) {
         return nullptr;
     }
+    say_model(body);
     const bool chat = api != TASK_RESPONSE_TYPE_NONE && api != TASK_RESPONSE_TYPE_OAI_CMPL;
     if (chat && !options.path.empty()) {
         made->stable = body.contains(stable_field) ? static_cast<uint8_t>(body.at(stable_field).get<int>()) : uint8_t(0);

@@ -31,6 +31,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -151,10 +152,13 @@ private:
     void                        interrupted(const slot_view & slot) const;
     int                         choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const;
     std::shared_ptr<cache_core> core() const;
+    void                        say_model(const common_json & body);
 
     user_gate                   gate;
     tool_watch                  tools;
     std::atomic<uint64_t>       n_made_stable{ 0 }; // prompts
+    std::set<std::string>       model_names;        // of the one model that is served, whatever clients call it
+    std::atomic<bool>           said_model{ false };
     mutable std::mutex          mu;
     std::shared_ptr<cache_core> open_;
     server_queue *              queue  = nullptr; // of the server that asked for a cache

@@ -15,7 +15,7 @@ from pyrun.agents.merge import render
 from pyrun.agents.setup import ConfigFile, Setup
 from pyrun.agents.write import Change, apply, plan
 from pyrun.errors import UserError
-from pyrun.server.command import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE
+from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE
 
 
 @click.command("connect")
