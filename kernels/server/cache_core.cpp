@@ -522,12 +522,14 @@ void cache_core::replaced(const slot_view & slot) {
     publish(slot, rec, true);
 }
 
-// A few tokens of text on both sides of where the prompts part.
-static std::string text_around(const llama_context * ctx, const std::vector<kvtier::token> & tokens, size_t at) {
+static constexpr size_t n_told = 64; // bytes of text on each side of where prompts part
+
+// The text of tokens [begin, end), without control characters.
+static std::string text_of(const llama_context * ctx, const std::vector<kvtier::token> & tokens, size_t begin, size_t end) {
     std::string out;
-    for (size_t i = at < 6 ? 0 : at - 6; i < std::min(tokens.size(), at + 6); i++) {
+    for (size_t i = begin; i < end; i++) {
         // A picture's tokens have no number, and the vocabulary throws when asked for one it has not.
-        out += (i == at ? " | " : "") + (tokens[i] == LLAMA_TOKEN_NULL ? "*" : common_token_to_piece(ctx, tokens[i]));
+        out += tokens[i] == LLAMA_TOKEN_NULL ? "*" : common_token_to_piece(ctx, tokens[i]);
     }
     for (char & c : out) {
         c = static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
@@ -540,9 +542,14 @@ parting cache_core::parting_of(const cache_ticket & ticket, const cache_report &
     if (report.miss == cache_miss::off || report.miss == cache_miss::none || report.miss == cache_miss::new_tokens) {
         return out;
     }
-    out.words  = text_around(target_ctx, ticket.tokens, report.at);
+    // Nearly every token has at least a byte of text.
+    const size_t      at     = std::min<size_t>(report.at, ticket.tokens.size());
+    const std::string before = text_of(target_ctx, ticket.tokens, at < n_told ? 0 : at - n_told, at);
+    const std::string after  = text_of(target_ctx, ticket.tokens, at, std::min(ticket.tokens.size(), at + n_told));
+    const std::string tail   = before.size() > n_told ? before.substr(before.size() - n_told) : before;
+    out.words  = tail + " | " + after.substr(0, n_told);
     out.early  = report.miss == cache_miss::parted && report.at < n_static;
-    out.advice = advice_for(out.words, out.early);
+    out.advice = advice_for(tail + after.substr(0, n_told), out.early);
     return out;
 }
 

@@ -144,10 +144,6 @@ void cache_core::released(const slot_view & slot) {
         // Also of a request that was cancelled within its prompt: what is kept is listed, and can be removed.
         save(slot, rec, slot.prompt.tokens.size(), true, true);
     }
-    rec.anchors.clear();
-    rec.tokens = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());
-    publish(slot, rec, true);
-
     if (rec.report.shown) {
         finished_request done;
         done.at_ms       = kvtier::posix_env().now_ms();
@@ -166,6 +162,9 @@ void cache_core::released(const slot_view & slot) {
             user_requests[rec.scope.name_space].add(rec.report, slot.stats);
         }
     }
+    rec.anchors.clear();
+    rec.tokens = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());
+    publish(slot, rec, true);
 }
 
 } // namespace llama_run

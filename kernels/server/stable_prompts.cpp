@@ -11,7 +11,7 @@ enum change : uint8_t { billing_header = 1, late_system = 2, tool_order = 4 };
 
 const std::vector<volatile_text> & volatile_texts() {
     static const std::vector<volatile_text> known = {
-        { "claude-code-billing-header", "Claude Code", "1.0 to 2.1.325",
+        { "claude-code-billing-header", "Claude Code", "2.1.20 to 2.1.325",
           "the first block of the system prompt, a line `x-anthropic-billing-header: ...` with a number made from the user's first "
           "words, is left out" },
         { "claude-code-late-system", "Claude Code", "2.1.197 to 2.1.325",

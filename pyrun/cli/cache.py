@@ -28,6 +28,7 @@ from pyrun.cache.change import (
 from pyrun.cache.folder import HeldError, Model, Visited
 from pyrun.cache.look import Listing, Progress, Stats, Verified, cache_stats, list_cache, verify_cache
 from pyrun.cache.remote import list_server, server_stats
+from pyrun.cli.why import why_command
 from pyrun.errors import UserError
 from pyrun.home import find_home
 from pyrun.server.address import KEY_VARIABLE, find_key
@@ -81,6 +82,9 @@ def cache_group() -> None:
 
     The cache holds the prompts of everyone who used the server: whoever can read its files can read them.
     """
+
+
+cache_group.add_command(why_command)
 
 
 @cache_group.command("ls")

@@ -35,7 +35,7 @@ from pyrun.models.kernels import slow_on_cpu
 from pyrun.models.look import look, see
 from pyrun.models.profile import Profile, choose_profile, read_wishes
 from pyrun.server.address import Address, Key, choose_address, find_key
-from pyrun.server.command import ServerSettings, choose_cache, server_command
+from pyrun.server.command import ALIAS_VARIABLE, METADATA_VARIABLE, ServerSettings, choose_cache, server_command
 from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
@@ -80,6 +80,7 @@ def run_server(home: Home, options: ServerOptions) -> None:
         if model.path == default_model_path(home):
             ensure_default_model(home)
             profile = _choose_profile(_built_in(model.path), machine, options, cache)
+    key = find_key(options.extra, os.environ)
     settings = ServerSettings(
         binary=home.server_binary(options.backend),
         model=model.path,
@@ -88,10 +89,13 @@ def run_server(home: Home, options: ServerOptions) -> None:
         cache=cache,
         chat_template=CHAT_TEMPLATE if model.path == default_model_path(home) else None,
         web_page=None if has_web_ui(home, options.backend) else home.web_page,
+        # What its file is called, without folders and parts: agents show it, and a path says more than they need.
+        name=None if os.environ.get(ALIAS_VARIABLE) else Path(model.name).name,
+        users_by_metadata=bool(address.open_hosts or key or os.environ.get(METADATA_VARIABLE)),
         profile=profile.flags if profile else (),
         extra=options.extra,
     )
-    if address.open_hosts and find_key(options.extra, os.environ) is None:
+    if address.open_hosts and key is None:
         console.say(
             f"warning: {', '.join(address.open_hosts)} can be reached from other machines and there is no API key; "
             "add `-- --api-key SECRET`, or leave --host out"

@@ -10,7 +10,9 @@ from pyrun.server.address import Address
 from pyrun.server.words import has_flag
 
 CACHE_FLAG = "--cache-ssd"
-CACHE_VARIABLE = "LLAMA_ARG_CACHE_SSD"  # llama-server's own
+METADATA_FLAG = "--metadata-users"
+# llama-server's own.
+CACHE_VARIABLE, METADATA_VARIABLE, ALIAS_VARIABLE = "LLAMA_ARG_CACHE_SSD", "LLAMA_ARG_METADATA_USERS", "LLAMA_ARG_ALIAS"
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class ServerSettings:
     cache: str | None = None  # the folder of the SSD cache; None: the flag is left out
     chat_template: Path | None = None  # where the model's own does not do
     web_page: Path | None = None  # a folder to serve at /, where upstream's page is not built in
+    name: str | None = None  # of the model, for clients; None: what llama-server makes of its path
+    users_by_metadata: bool = True  # whether metadata.user_id of the Anthropic API tells users apart
     profile: tuple[str, ...] = ()  # flags that suit the model and the machine
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
 
@@ -39,6 +43,10 @@ def server_command(settings: ServerSettings) -> list[str]:
         command += ["--chat-template-file", str(settings.chat_template)]
     if settings.web_page is not None:
         command += ["--path", str(settings.web_page)]
+    if settings.name is not None and not has_flag(settings.extra, "--alias", "-a"):
+        command += ["--alias", settings.name]
+    if not settings.users_by_metadata and not has_flag(settings.extra, METADATA_FLAG):
+        command += [METADATA_FLAG, "off"]
     return [*command, *settings.profile, *settings.extra]
 
 

@@ -17,7 +17,7 @@ EXACT = ("-ctk", "f32", "-ctv", "f32", "-fa", "off")
 
 @pytest.mark.parametrize("name", ["swa-gemma3", "swa-gptoss"])
 def test_answers_are_those_of_a_lone_request(serve: Serve, name: str) -> None:
-    """Upstream forgets cells of a window that a batch in several parts still looks at: a quarter of these were wrong."""
+    """Upstream forgets cells of a window that a batch in several parts still looks at: a quarter was wrong."""
     lone = serve(toy(name), "--parallel", "1", "--ctx-size", "2048", *EXACT)
     server = serve(toy(name), "--parallel", "4", "--kv-unified", "--ctx-size", "8192", "-ub", "256", *EXACT)
     text = lone.tokens(TEXT) * 2

@@ -285,6 +285,7 @@ def test_rocm_build_is_called_otherwise(tmp_path: Path, tools: Path) -> None:
         "-DLLAMA_BUILD_COMMIT=012345678",
         "-DLLAMA_BUILD_NUMBER=0",
         "-DLLAMA_BUILD_UI=OFF",
+        "-DLLAMA_UI_GZIP=OFF",
         "-DLLAMA_USE_PREBUILT_UI=OFF",
         f"-DLLAMA_RUN_KERNELS={home.kernels}",
         f"-DLLAMA_RUN_VERSION={version()}",

@@ -48,6 +48,9 @@ def names(function: str) -> list[str]:
 
 
 DESCRIBED = body(STATUS, "cache_core::describe")
+WHOLE = body((SERVER / "state_cache.cpp").read_text(), "state_cache::describe")
+LOGGED = body((SERVER / "request_log.cpp").read_text(), "request_log::describe")
+IN_PARTED = {"words", "early", "advice"}
 REQUESTS = body(STATUS, "summary_of")
 SPEED = DESCRIBED[DESCRIBED.index('"speed"') : DESCRIBED.index('"last_error"')]
 NESTED = set(re.findall(r'"(\w+_per_s)"', SPEED))
@@ -58,7 +61,8 @@ FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
 @pytest.mark.parametrize(
     ("heading", "in_code"),
     [
-        ("GET /cache", {*keys(DESCRIBED), *re.findall(r'out\["(\w+)"\]', DESCRIBED)} - NESTED),
+        ("GET /cache", {*keys(DESCRIBED), *re.findall(r'out\["(\w+)"\]', DESCRIBED + WHOLE)} - NESTED),
+        ("GET /cache/requests", {*keys(LOGGED), *re.findall(r'entry\["(\w+)"\]', LOGGED)} - IN_PARTED),
         ("requests", keys(REQUESTS)),
         ("speed", re.findall(r'"(\w+_per_s)"', SPEED)),
         ("state", keys(body(STATUS, "measured"))),
@@ -100,7 +104,7 @@ def test_a_route_is_missing() -> None:
 
 def test_a_flag_is_missing() -> None:
     documented = table(CACHE, "Flags")
-    assert set(documented) == set(FLAGS) and len(FLAGS) == 10
+    assert set(documented) == set(FLAGS) and len(FLAGS) == 15
     variables = dict(zip(FLAGS, re.findall(r'"(LLAMA_ARG_\w+)"', ARGS), strict=True))
     for flag, row in documented.items():
         assert row.split(" | ")[0] == f"`{variables[flag]}`", flag
@@ -130,3 +134,16 @@ def test_a_page_names_what_does_not_exist() -> None:
     counted = table(HTTP, "counters").keys() | table(HTTP, "state").keys() | table(HTTP, "cache_miss").keys()
     for name in re.findall(r"`((?:skipped|evicted|retired|bytes|payload)_\w+)`", CACHE):
         assert name in counted or name == "skipped_", name
+
+
+def test_agents_page_lacks_what_is_made_stable() -> None:
+    page = (ROOT / "docs" / "agents.md").read_text()
+    source = (SERVER / "stable_prompts.cpp").read_text()
+    known = re.findall(r'^        \{ "([\w-]+)", "([\w ]+)", "([^"]+)",$', source, re.MULTILINE)
+    assert len(known) == 3
+    documented = table(page, "What the server makes stable")
+    assert set(documented) == {name for name, _, _ in known}
+    for name, agent, seen in known:
+        assert documented[name].startswith(
+            f"{agent} | {seen.replace('--stable', '`-- --stable').replace('tools only', 'tools` only')} |"
+        ), name

@@ -57,6 +57,11 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ("--server --dry-run -- --cache-ram 100", "--cache-ssd {root}/kv-cache"),
         ("--server --dry-run -- --temp 0.5 -c 7", " --temp 0.5 -c 7\n"),
         ("--server --dry-run --port 1 -- --port 2", "--host 127.0.0.1 --jinja"),  # said once, and by the user
+        ("--server --dry-run", "--alias SmolLM2-135M-Instruct.Q4_1 --metadata-users off"),  # one person's agents share
+        ("--server --dry-run -- --alias gpt-9", "{root}/pyrun/web --metadata-users off"),
+        ("--server --dry-run -- --api-key k", "--alias SmolLM2-135M-Instruct.Q4_1 --threads"),
+        ("--server --dry-run --host 0.0.0.0", "--alias SmolLM2-135M-Instruct.Q4_1 --threads"),
+        ("--server --dry-run -- --metadata-users on", "--alias SmolLM2-135M-Instruct.Q4_1 --threads"),
         ("--server -- --dry-run", None),  # belongs to llama-server: not ours
         ("--server --print-profile", "known from: file name"),  # it is not fetched yet
         ("doctor --no-disk", "backend: "),

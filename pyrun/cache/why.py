@@ -1,0 +1,45 @@
+"""Why prompts were evaluated: the last requests of a running server, as it tells them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from pyrun.server.ask import ask
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One request. `reason`, `at` and the words are there where more than the last token was evaluated."""
+
+    at_ms: int
+    reused: int
+    evaluated: int
+    source: str
+    reason: str | None
+    at: int | None
+    words: str | None  # on both sides of where the prompt left what is known
+    advice: str | None
+    stable: tuple[str, ...]  # what of the prompt was made stable
+
+
+def finished_requests(url: str, key: str | None = None, user: str = "") -> list[Finished]:
+    """Newest first."""
+    path = "/cache/requests" + (f"?user_id={quote(user)}" if user else "")
+    return [_finished(told) for told in ask(url, path, key)["requests"]]
+
+
+def _finished(told: dict[str, Any]) -> Finished:
+    miss, parted = told.get("cache_miss", {}), told.get("parted", {})
+    return Finished(
+        at_ms=told["at_ms"],
+        reused=told["tokens_reused"],
+        evaluated=told["tokens_evaluated"],
+        source=told["cache_source"],
+        reason=miss.get("reason"),
+        at=miss.get("at"),
+        words=parted.get("words"),
+        advice=parted.get("advice") or None,
+        stable=tuple(told.get("stable_prompt", ())),
+    )
