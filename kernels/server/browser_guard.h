@@ -4,9 +4,12 @@
 // a site that has made its own name resolve to this machine bear that name as their Host. Both are refused. Other programs
 // (curl, agents, the OpenAI and Anthropic clients) send no Origin and the host they were told, and notice nothing.
 //
-// Without --cache-ssd the server is upstream's and everything passes.
+// Without --cache-ssd the server is upstream's and everything passes. Thread safety: all functions may be called from any thread.
 #pragma once
 
+#include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,35 +17,67 @@ struct common_params;
 
 namespace llama_run {
 
+// What a request says of where it comes from; empty: the header is not there. The last three only browsers set.
+struct request_origin {
+    std::string method;
+    std::string host;
+    std::string origin;
+    std::string fetch_site;
+    std::string fetch_mode;
+    std::string fetch_dest;
+};
+
 class browser_guard {
 public:
     explicit browser_guard(const common_params & params);
 
-    // Empty: may pass. Else the answer's body, for status 403. fetch_site: the Sec-Fetch-Site header, which browsers set.
-    std::string refusal(const std::string & method, const std::string & host, const std::string & origin,
-                        const std::string & fetch_site) const;
+    bool is_on() const { return on; }
 
-    // The same for the types of the HTTP library, which only upstream's server includes.
+    // Empty: may pass. Else the answer's body, for status 403; it is logged, too, since a browser shows it to nobody.
+    std::string refusal(const request_origin & from) const;
+
+    // The same for the types of the HTTP library, which only upstream's server includes. Who may ask may read the answer.
     template <typename Request, typename Response>
     bool refuses(const Request & req, Response & res) const {
-        const std::string why = refusal(req.method, req.get_header_value("Host"), req.get_header_value("Origin"),
-                                        req.get_header_value("Sec-Fetch-Site"));
-        if (why.empty()) {
+        if (!on) {
             return false;
         }
-        res.status = 403;
-        res.set_content(why, "application/json; charset=utf-8");
-        return true;
+        const std::string origin = req.get_header_value("Origin");
+        const std::string why    = refusal({ req.method, req.get_header_value("Host"), origin, req.get_header_value("Sec-Fetch-Site"),
+                                             req.get_header_value("Sec-Fetch-Mode"), req.get_header_value("Sec-Fetch-Dest") });
+        if (!why.empty()) {
+            res.status = 403;
+            res.set_content(why, "application/json; charset=utf-8");
+            return true;
+        }
+        if (!origin.empty()) {
+            res.set_header("Access-Control-Allow-Origin", origin);
+            res.set_header("Vary", "Origin");
+        }
+        return false;
     }
 
 private:
-    bool knows_host(const std::string & authority) const;
-    bool knows_origin(const std::string & origin, const std::string & host) const;
+    bool        knows_host(const std::string & authority) const;
+    bool        knows_origin(const std::string & origin, const std::string & host) const;
+    std::string refused(const std::string & message) const;
 
-    bool                     on = false;
-    bool                     any_origin = false;
-    std::vector<std::string> origins; // beside local ones
-    std::vector<std::string> hosts;   // names, lower case
+    // Bounded: what is refused comes from outside.
+    struct refusals {
+        std::mutex            mu;
+        std::set<std::string> said;
+    };
+
+    bool                      on         = false;
+    bool                      any_host   = false;
+    bool                      any_origin = false;
+    std::vector<std::string>  origins; // beside local ones
+    std::vector<std::string>  hosts;   // names, lower case
+    std::shared_ptr<refusals> log = std::make_shared<refusals>(); // one for all copies of this
 };
+
+// Of the headers that a router hands on to a model's own server, lower case: its guard has looked at these, and for the model's
+// server every page is a foreign one.
+bool is_checked_by_router(const std::string & header);
 
 } // namespace llama_run

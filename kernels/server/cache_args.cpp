@@ -1,5 +1,7 @@
 #include "server/cache_args.h"
 
+#include "server/user_id.h"
+
 #include "arg.h"
 
 #include <cctype>
@@ -86,7 +88,10 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
         "LLAMA_ARG_MAX_CONCURRENT_PER_USER");
     add({ { "--user-header" }, "NAME",
           "the header in which a proxy says whose request it is; what bodies say then counts for nothing (default: none)",
-          [](common_params & params, const std::string & value) { params.cache_ssd.user_header = value; } },
+          [](common_params & params, const std::string & value) {
+              params.cache_ssd.user_header = value;
+              resumable_streams            = value.empty();
+          } },
         "LLAMA_ARG_USER_HEADER");
     add({ { "--metadata-users" }, "on|off",
           "whether metadata.user_id of the Anthropic API keeps users apart; llama_user_id always does (default: on)",

@@ -342,7 +342,7 @@ bool cache_core::ready(const slot_view & slot, server_task & task) {
     }
     ticket.reading   = true;
     ticket.n_in_slot = n_in_slot;
-    reads.push_back(task.cache);
+    reads.push_back({ task.cache, queue.awake.hold() });
     reader_changed.notify_all();
     return false;
 }
@@ -392,7 +392,8 @@ void cache_core::run_reader() {
         if (stopping) {
             return;
         }
-        const std::shared_ptr<cache_ticket> ticket = std::move(reads.front());
+        const pending_read read_for = std::move(reads.front());
+        const auto &       ticket   = read_for.ticket;
         reads.pop_front();
         guard.unlock();
         wait_for_writer(*ticket, ticket->n_in_slot);
@@ -407,17 +408,17 @@ void cache_core::run_reader() {
             return; // whoever waits for this thread may hold the queue
         }
         guard.unlock();
-        queue.offer_deferred(-1); // all: which of them has been read for, the queue does not tell
+        queue.offer_deferred(); // all: which of them has been read for, the queue does not tell
         guard.lock();
     }
 }
 
-// A read that ended between ready and now found no request to offer again: all are. Else the slot is free for those who came
-// later.
-void cache_core::deferred(int id_task) {
-    const bool read_ended = n_reads_done != n_reads_seen;
-    n_reads_seen = n_reads_done;
-    queue.offer_deferred(read_ended ? -1 : id_task);
+// A read that ended between ready and now found no request to offer again.
+void cache_core::deferred() {
+    if (n_reads_done != n_reads_seen) {
+        n_reads_seen = n_reads_done;
+        queue.offer_deferred();
+    }
 }
 
 // Every object that was restored, and whose it is: with this in the log, that nothing crosses users can be checked from outside.
@@ -504,7 +505,9 @@ cache_report cache_core::report_of(const cache_ticket & ticket, const slot_offer
         report.miss = cache_miss::no_anchor;
     } else if (n_common == 0) {
         const uint64_t hash = kvtier::conversation_hash(ticket.tokens.data(), ticket.tokens.size());
-        report.miss = elsewhere.count(hash) != 0 ? cache_miss::other_fingerprint : cache_miss::nothing_stored;
+        // Whose they are elsewhere is not known, but for those of nobody: no user learns of another's.
+        const bool known = ticket.scope.name_space.empty() && elsewhere.count(hash) != 0;
+        report.miss = known ? cache_miss::other_fingerprint : cache_miss::nothing_stored;
     } else if (n_slot >= m.n_common) {
         report.miss = n_slot < offer.tokens.size() ? cache_miss::parted : cache_miss::new_tokens;
     } else {
@@ -586,6 +589,9 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
         rec.prompt.clear();
         rec.exact = false;
         publish(slot, rec, false);
+        if (task.cache) {
+            task.cache->clear();
+        }
         return {};
     }
     cache_ticket & ticket = *task.cache;

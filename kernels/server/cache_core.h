@@ -138,7 +138,7 @@ public:
     void         arrive(server_task & task, const admission & from);
     int          choose(const std::vector<slot_candidate> & slots, const server_task & task) const;
     bool         ready(const slot_view & slot, server_task & task);
-    void         deferred(int id_task);
+    void         deferred();
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room);
     bool         anchor(const slot_view & slot, uint32_t n_tokens);
@@ -181,6 +181,12 @@ private:
         std::vector<kvtier::role_mark> roles;
         cache_report               report;
         parting                    parted;
+    };
+
+    // A server with one of these does not fall asleep: the reader offers the request again, which takes the queue.
+    struct pending_read {
+        std::shared_ptr<cache_ticket> ticket;
+        std::shared_ptr<void>         awake;
     };
 
     // What HTTP workers may know of a slot.
@@ -261,7 +267,7 @@ private:
 
     std::mutex                                reader_mu;
     std::condition_variable                   reader_changed;
-    std::deque<std::shared_ptr<cache_ticket>> reads;
+    std::deque<pending_read>                  reads;
     bool                                      stopping = false;
     std::atomic<uint64_t>                     n_reads_done{ 0 };
     uint64_t                                  n_reads_seen = 0; // by ready; inference thread only

@@ -36,6 +36,10 @@ void cache_core::save(const slot_view & slot, slot_record & rec, size_t n_tokens
     if (turn.tokens.empty() || has_media(turn.tokens)) {
         return;
     }
+    const size_t n_own = std::min(n_tokens, static_cast<size_t>(slot.task->n_tokens()));
+    if (slot.prompt.tokens.get_common_prefix(slot.task->tokens) < n_own) {
+        return; // it was released before it began, and the slot holds what the request before it left
+    }
     const status s = target->save(slot.id, turn);
     if (!s.is_ok()) {
         LOG_WRN("cache: slot %d: not stored: %s\n", slot.id, s.message().c_str());
@@ -140,11 +144,12 @@ void cache_core::released(const slot_view & slot) {
         return;
     }
     note_use(slot, rec);
-    if (rec.store && rec.exact && !hand_over(slot.id, true)) {
+    const bool removed = hand_over(slot.id, true);
+    if (rec.store && rec.exact && !removed) {
         // Also of a request that was cancelled within its prompt: what is kept is listed, and can be removed.
         save(slot, rec, slot.prompt.tokens.size(), true, true);
     }
-    if (rec.report.shown) {
+    if (rec.report.shown && !removed) {
         finished_request done;
         done.at_ms       = kvtier::posix_env().now_ms();
         done.user        = rec.scope.name_space;
@@ -156,6 +161,8 @@ void cache_core::released(const slot_view & slot) {
         done.prompt_ms   = slot.stats.t_prompt_ms();
         done.answer_ms   = slot.stats.t_gen_ms();
         finished.add(std::move(done));
+    }
+    if (rec.report.shown) {
         std::lock_guard<std::mutex> guard(requests_mu);
         all_requests.add(rec.report, slot.stats);
         if (user_requests.size() < max_counted_users || user_requests.count(rec.scope.name_space) != 0) {

@@ -234,6 +234,7 @@ bool cache_core::remove_conversation(const std::string & user, uint64_t hash, ui
     bytes_freed = remove(what, [&](kvtier::store & store, uint64_t & freed) {
         return store.remove_conversation(kvtier::user_key(user), hash, freed);
     }, found);
+    finished.forget_words(user); // of which conversation each is, the log does not know
     return found;
 }
 

@@ -78,4 +78,13 @@ void request_log::forget(const std::string & user) {
     kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const finished_request & r) { return r.user == user; }), kept.end());
 }
 
+void request_log::forget_words(const std::string & user) {
+    std::lock_guard<std::mutex> guard(mu);
+    for (finished_request & r : kept) {
+        if (r.user == user) {
+            r.parted = {};
+        }
+    }
+}
+
 } // namespace llama_run

@@ -48,7 +48,9 @@ public:
     // Newest first.
     common_json describe(const std::string & user) const;
 
+    // What a user removed is not told any more.
     void forget(const std::string & user);
+    void forget_words(const std::string & user);
 
 private:
     mutable std::mutex           mu;

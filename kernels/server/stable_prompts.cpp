@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <stdexcept>
 #include <utility>
 
 namespace llama_run {
@@ -176,7 +177,32 @@ common_json stable_names(uint8_t changes) {
     return out;
 }
 
-common_json stable_prompt(common_json body, const cache_options & options) {
+// Whoever walks through a body calls itself for each level, and a few ten thousand end the process.
+static constexpr size_t max_depth = 512;
+
+static void check_depth(const std::string & text) {
+    size_t depth     = 0;
+    bool   in_string = false;
+    for (size_t i = 0; i < text.size(); i++) {
+        const char c = text[i];
+        if (in_string) {
+            i += c == '\\';
+            in_string = c != '"';
+        } else if (c == '"') {
+            in_string = true;
+        } else if (c == '[' || c == '{') {
+            if (++depth > max_depth) {
+                throw std::invalid_argument("the body is nested deeper than " + std::to_string(max_depth) + " levels");
+            }
+        } else if (c == ']' || c == '}') {
+            depth -= depth > 0;
+        }
+    }
+}
+
+common_json stable_prompt(const std::string & text, const cache_options & options) {
+    check_depth(text);
+    common_json body = common_json::parse(text);
     if (!body.is_object()) {
         return body; // upstream says what is wrong with it
     }

@@ -27,9 +27,10 @@ struct volatile_text {
 // All that is known; at most 8, one bit for each in what stable_prompt notes.
 const std::vector<volatile_text> & volatile_texts();
 
-// Changes the body of a chat request of any of the three APIs (Chat Completions, Responses, Anthropic Messages) in place, and
-// leaves in it, under `stable_field`, what was done. A field of that name that a client wrote is gone in any case.
-common_json stable_prompt(common_json body, const cache_options & options);
+// The body of a chat request of any of the three APIs (Chat Completions, Responses, Anthropic Messages), parsed and made stable.
+// Under `stable_field` it says what was done; a field of that name that a client wrote is gone in any case. Throws for what is
+// no JSON, and std::invalid_argument for what is nested so deep that nobody could walk through it.
+common_json stable_prompt(const std::string & text, const cache_options & options);
 
 // Under this name the changes travel with the body, one bit for each line of the table.
 inline constexpr const char * stable_field = "__llama_run_stable";

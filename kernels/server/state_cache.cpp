@@ -1,6 +1,7 @@
 #include "server/state_cache.h"
 
 #include "server/cache_core.h"
+#include "server/printable.h"
 
 #include "log.h"
 
@@ -18,7 +19,6 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     std::lock_guard<std::mutex> guard(mu);
     this->queue = &queue;
     model_names = params.model_alias;
-    asleep      = false;
     last_metrics.clear();
     if (!s.is_ok()) {
         why_off = s.message();
@@ -38,7 +38,6 @@ void state_cache::close() {
     {
         std::lock_guard<std::mutex> guard(mu);
         std::swap(closing, open_);
-        asleep  = closing != nullptr;
         why_off = closing ? "closed while the server sleeps: the next request wakes both" : why_off;
     }
     if (closing) {
@@ -70,7 +69,7 @@ std::shared_ptr<void> state_cache::wake() const {
 
 std::string state_cache::off_because() const {
     std::lock_guard<std::mutex> guard(mu);
-    return open_ || asleep ? std::string() : why_off;
+    return open_ ? std::string() : stopping ? stopping_message : why_off;
 }
 
 // Agents insist on names like claude-... and gpt-...; whoever wonders which model answers them finds it in the log, once.
@@ -81,7 +80,7 @@ void state_cache::say_model(const common_json & body) {
     const std::string asked = body.at("model").get<std::string>();
     std::lock_guard<std::mutex> guard(mu);
     if (!asked.empty() && !model_names.empty() && model_names.count(asked) == 0 && !said_model.exchange(true)) {
-        LOG_INF("a client asks for the model '%s': there is one here, '%s', and it serves every name\n", asked.c_str(),
+        LOG_INF("a client asks for the model '%s': there is one here, '%s', and it serves every name\n", printable(asked).c_str(),
                 model_names.begin()->c_str());
     }
 }
@@ -133,9 +132,9 @@ bool state_cache::ready(const slot_view & slot, server_task & task) const {
     return !c || c->ready(slot, task);
 }
 
-void state_cache::deferred(int id_task) const {
+void state_cache::deferred() const {
     if (const auto c = core()) {
-        c->deferred(id_task);
+        c->deferred();
     }
 }
 
@@ -190,7 +189,7 @@ common_json state_cache::describe() const {
         return out;
     }
     std::lock_guard<std::mutex> guard(mu);
-    return { { "enabled", false }, { "reason", why_off } };
+    return { { "enabled", false }, { "reason", stopping ? stopping_message : why_off } };
 }
 
 common_json state_cache::describe_user(const std::string & user) const {

@@ -101,7 +101,7 @@ public:
     }
 
     bool ready(const slot_view & slot, server_task & task) const;
-    void deferred(int id_task) const; // the request for which ready said no now waits: the slot is free for those behind it
+    void deferred() const; // the request for which ready said no now waits: the read may have been faster than that
 
     // make_room: frees cells of idle slots; false when there are none.
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
@@ -132,7 +132,7 @@ public:
     // nobody knows.
     std::shared_ptr<void> wake() const;
 
-    // Empty while it is on, or sleeps.
+    // Empty while it is on. For those who have woken the server first.
     std::string off_because() const;
 
     common_json describe() const;
@@ -161,8 +161,7 @@ private:
     std::atomic<bool>           said_model{ false };
     mutable std::mutex          mu;
     std::shared_ptr<cache_core> open_;
-    server_queue *              queue  = nullptr; // of the server that asked for a cache
-    bool                        asleep = false;
+    server_queue *              queue = nullptr; // of the server that asked for a cache
     std::string                 last_metrics;     // of the cache that was closed
     std::string                 why_off = "not asked for: start the server with --cache-ssd PATH";
     std::atomic<bool>           stopping{ false };

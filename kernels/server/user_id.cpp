@@ -144,12 +144,12 @@ std::string user_of_request(const http_headers & headers, const common_json & bo
 }
 
 std::string user_of_route(const http_headers & headers, const std::string & named, const cache_options & options) {
-    const std::string   user   = checked("user_id", named);
-    const std::string * header = user_header(headers, options);
-    if (header == nullptr) {
+    const std::string user = checked("user_id", named);
+    if (options.user_header.empty()) {
         return user;
     }
-    const std::string own = checked("the header " + options.user_header, *header);
+    const std::string * header = user_header(headers, options);
+    const std::string   own    = header != nullptr ? checked("the header " + options.user_header, *header) : std::string();
     if (!user.empty() && user != own) {
         throw std::invalid_argument("the header " + options.user_header + " says that this is another user's request");
     }

@@ -11,6 +11,7 @@
 
 #include "json.h"
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -42,6 +43,10 @@ bool is_user_id(const std::string & text);
 // The user that any text of metadata.user_id stands for, always by the rule of is_user_id: an id stays as it is, Claude Code's
 // names of device, account and session lose the session, the rest is hashed whole.
 std::string user_of_metadata(const common_json & value);
+
+// Upstream's resumable streams (X-Conversation-Id, /v1/stream) know no users: whoever names a conversation can read its answer
+// and end it. Set once, where --user-header is read; there are none of them then.
+inline std::atomic<bool> resumable_streams{ true };
 
 // How many requests of a user are being served. Thread-safe.
 class user_gate {

@@ -3,21 +3,25 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace llama_run {
 
-// Where a task belongs that is put off, maybe not for the first time.
+// Moves those who came after that task, in their order, to the front of the tasks that are processed next; all by default.
 template <typename Tasks>
-typename Tasks::iterator place_in_line(Tasks & line, int id_task) {
-    return std::find_if(line.begin(), line.end(), [id_task](const auto & other) { return other.id > id_task; });
-}
-
-// Moves those who came after that task, in their order, to the front of the tasks that are processed next.
-template <typename Tasks>
-void offer_line(Tasks & line, Tasks & next, int after_id) {
-    const auto first = place_in_line(line, after_id);
+void offer_line(Tasks & line, Tasks & next, int after_id = -1) {
+    const auto first = std::find_if(line.begin(), line.end(), [&](const auto & other) { return other.id > after_id; });
     next.insert(next.begin(), std::make_move_iterator(first), std::make_move_iterator(line.end()));
     line.erase(first, line.end());
+}
+
+// For a task that cannot run now, maybe not for the first time. It keeps its place; whoever came later may have what it waits for
+// already, so they are tried. That ends: each of them offers only those behind it.
+template <typename Tasks>
+void put_off(Tasks & line, Tasks & next, typename Tasks::value_type && task) {
+    const int id = task.id;
+    offer_line(line, next, id);
+    line.push_back(std::move(task));
 }
 
 } // namespace llama_run

@@ -15,7 +15,7 @@ from helpers import ROOT
 pytestmark = pytest.mark.server
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
-EVIL = "https://evil.example"
+EVIL, LOCAL = "https://evil.example", "http://localhost:5173"
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +47,27 @@ def test_no_route_answers_another_sites_page(server: CacheServer) -> None:
             answer = requests.request(method, server.url + path, data="{}", headers=headers, timeout=30)
             assert answer.status_code == 403, f"{method} {path} {headers}: {answer.status_code}"
             assert "Access-Control-Allow-Origin" not in answer.headers
-            assert "--cors-origins" in answer.json()["error"]["message"]
+            remedy = "http://localhost" if headers["Origin"] == "null" else "--cors-origins"
+            assert remedy in answer.json()["error"]["message"]
         preflight = {"Origin": EVIL, "Access-Control-Request-Method": method}
         answer = requests.options(server.url + path, headers=preflight, timeout=30)
         assert answer.status_code == 403 and "Access-Control-Allow-Methods" not in answer.headers
 
 
-def test_form_without_an_origin_changes_nothing(server: CacheServer) -> None:
-    headers = {"Sec-Fetch-Site": "cross-site", "Content-Type": "text/plain"}
-    assert requests.post(f"{server.url}/cache/flush", data="{}", headers=headers, timeout=30).status_code == 403
+def test_pages_load_nothing_without_an_origin(server: CacheServer) -> None:
+    """Forms, and pictures that are none: a browser sends these without saying which page they are of."""
+    for method, path in ("POST", "/cache/flush"), ("GET", "/cache/conversations"):
+        headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+        answer = requests.request(method, server.url + path, data="{}", headers=headers, timeout=30)
+        assert answer.status_code == 403, path
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert requests.get(f"{server.url}/cache", headers=link, timeout=30).status_code == 200, "following a link is fine"
+
+
+def test_refusals_are_in_the_log_once(server: CacheServer) -> None:
+    for _ in range(3):
+        requests.get(f"{server.url}/cache", headers={"Origin": "https://logged.example"}, timeout=30)
+    assert server.said().count("refused: pages of 'https://logged.example'") == 1
 
 
 def test_name_that_is_not_ours_is_refused(server: CacheServer) -> None:
@@ -70,17 +82,20 @@ def test_own_pages_and_programs_pass(server: CacheServer) -> None:
     for headers in (
         {},
         {"Origin": f"http://127.0.0.1:{port}"},
-        {"Origin": "http://localhost:5173"},
+        {"Origin": LOCAL},
         {"Origin": "http://[::1]:3000"},
         {"Host": f"localhost:{port}"},
         {"Host": f"192.168.1.5:{port}", "Origin": f"http://192.168.1.5:{port}"},
         {"Host": socket.gethostname()},
+        {"Host": f"host.docker.internal:{port}"},
+        {"Origin": "app://obsidian.md"},
+        {"Origin": "tauri://localhost"},
+        {"Origin": "vscode-webview://0b1c2d"},
         {"Sec-Fetch-Site": "same-origin", "Origin": f"http://127.0.0.1:{port}"},
     ):
         answer = requests.post(f"{server.url}/v1/chat/completions", json=CHAT, headers=headers, timeout=30)
         assert answer.status_code == 200, f"{headers}: {answer.text}"
-    answer = requests.get(f"{server.url}/cache", headers={"Origin": "http://localhost:5173"}, timeout=30)
-    assert answer.headers["Access-Control-Allow-Origin"] == "http://localhost:5173"
+        assert answer.headers.get("Access-Control-Allow-Origin") == headers.get("Origin"), "who may ask may read"
     # A page of a private network's server is another site for this one.
     headers = {"Origin": "http://192.168.1.6"}
     assert requests.get(f"{server.url}/cache", headers=headers, timeout=30).status_code == 403
@@ -88,9 +103,18 @@ def test_own_pages_and_programs_pass(server: CacheServer) -> None:
 
 def test_what_is_allowed_passes(serve: Serve, tmp_path: Path) -> None:
     flags = "--parallel", "1", "--ctx-size", "2048", "--allowed-host", "llama.lan,box.example"
-    server = serve(toy("dense"), *flags, "--cors-origins", "https://app.example", cache=tmp_path / "kv")
-    for headers in {"Host": "llama.lan"}, {"Host": "Box.Example:80"}, {"Origin": "https://app.example"}:
-        assert requests.get(f"{server.url}/cache", headers=headers, timeout=30).status_code == 200, headers
+    server = serve(
+        toy("dense"), *flags, "--cors-origins", "https://app.example,https://other.example", cache=tmp_path / "kv"
+    )
+    for headers in (
+        {"Host": "llama.lan"},
+        {"Host": "Box.Example:80"},
+        {"Origin": "https://app.example"},
+        {"Origin": LOCAL},
+    ):
+        answer = requests.get(f"{server.url}/cache", headers=headers, timeout=30)
+        assert answer.status_code == 200, headers
+        assert answer.headers.get("Access-Control-Allow-Origin") == headers.get("Origin")
     for headers in {"Host": "evil.example"}, {"Origin": EVIL}:
         assert requests.get(f"{server.url}/cache", headers=headers, timeout=30).status_code == 403, headers
 

@@ -78,6 +78,15 @@ def test_words_stay_with_their_user(server: CacheServer) -> None:
     assert [len(requests_of(server, user)) for user in ("ann", "ben", "")] == [0, 1, 1]
 
 
+def test_words_of_a_removed_conversation_are_not_told(server: CacheServer) -> None:
+    for question in "What is hidden here?", "What else is there?":
+        ask(server, SYSTEM, question)
+    assert any("parted" in entry for entry in requests_of(server))
+    for conversation in server.conversations():
+        assert server.request("DELETE", f"/cache/conversations/{conversation['hash']}").status_code == 200
+    assert not any("parted" in entry for entry in requests_of(server))
+
+
 def test_only_the_last_are_kept(server: CacheServer) -> None:
     for n in range(260):
         server.complete([n + 1, 5, 6], n_predict=1)

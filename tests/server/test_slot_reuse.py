@@ -58,6 +58,16 @@ def test_state_that_parts_one_token_before_a_checkpoint_is_not_used(serve: Serve
         server.complete(first)
 
 
+def test_request_that_is_refused_stores_nothing(serve: Serve, kv: Path) -> None:
+    """The slot still holds the conversation before it."""
+    server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "512", cache=kv)
+    server.complete(server.tokens(" ".join(LINES[:6])))
+    before = server.flush()["counters"]["checkpoints_written"]
+    too_long = {"prompt": server.tokens(" ".join(LINES)), "n_predict": 1}
+    assert server.request("POST", "/completion", too_long).status_code == 400
+    assert server.flush()["counters"]["checkpoints_written"] == before
+
+
 def test_answers_of_n_belong_to_nobody_else(serve: Serve, tmp_path: Path) -> None:
     """n > 1 evaluates the prompt in one slot and copies it into others."""
     server = serve(toy("dense"), "--parallel", "3", "--ctx-size", "12288", cache=tmp_path / "kv")

@@ -101,6 +101,16 @@ def test_client_that_does_not_read_keeps_nobody(serve: Serve, kv: Path) -> None:
         ends_soon(server)
 
 
+def test_body_without_bottom_ends_nobody(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "2048", cache=kv)
+    deep = "[" * 100_000 + "]" * 100_000
+    messages = '"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1'
+    for path, field in (("/v1/messages", '"metadata": {"user_id": %s}'), ("/v1/chat/completions", '"tools": %s')):
+        answer = requests.post(server.url + path, data=f"{{{messages}, {field % deep}}}", timeout=60)
+        assert answer.status_code == 400 and "nested" in answer.text, answer.text
+    assert server.process.poll() is None and server.is_healthy()
+
+
 def test_invalid_json_is_the_clients_fault(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "2048", cache=kv)
     for path in ("/completion", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/tokenize"):

@@ -195,14 +195,14 @@ def test_ids_that_break_the_rule(serve: Serve, kv: Path) -> None:
 
 # Who is meant
 
-DEVICE = "5fd14ff0a496fecf89d82a36ab68340fa30ed602eed1f37e8b54e77ca3cfe2bb"
+DEVICE = "0123456789abcdef" * 4
 
 
-def claude(device: str = DEVICE, account: str = "", session: str = "5fad9cbd-0f3c-4bec-8d1d-c3ad03c5f2df") -> str:
+def claude(device: str = DEVICE, account: str = "", session: str = "00000000-1111-4222-8333-444444444444") -> str:
     return json.dumps({"device_id": device, "account_uuid": account, "session_id": session})
 
 
-def old_claude(device: str = DEVICE, account: str = "", session: str = "c3ad03c5-0f3c-4bec-8d1d-5fad9cbdf2df") -> str:
+def old_claude(device: str = DEVICE, account: str = "", session: str = "55555555-6666-4777-8888-999999999999") -> str:
     return f"user_{device}_account_{account}_session_{session}"
 
 
@@ -298,8 +298,36 @@ def test_bodies_do_not_override_the_proxys_header(serve: Serve, kv: Path) -> Non
     theirs = {"X-Llama-User": "ben"}
     assert requests.get(f"{server.url}/cache/conversations?user_id=ann", headers=theirs, timeout=60).status_code == 400
     assert requests.delete(f"{server.url}/cache/users/ann", headers=theirs, timeout=60).status_code == 400
+    for path in "conversations", "requests":
+        assert requests.get(f"{server.url}/cache/{path}?user_id=ben", timeout=60).status_code == 400, (
+            "no header: nobody"
+        )
+    assert requests.delete(f"{server.url}/cache/users/ben", timeout=60).status_code == 400
     listed = requests.get(f"{server.url}/cache/conversations", headers=theirs, timeout=60).json()["conversations"]
     assert listed and requests.delete(f"{server.url}/cache/users/ben", headers=theirs, timeout=60).status_code == 200
+
+
+def test_streams_that_can_be_resumed_are_nobody_elses(serve: Serve, kv: Path) -> None:
+    """Upstream's know a conversation's name and no user: they are off where a proxy says whose a request is."""
+    for flags, status in ((), 200), (("--user-header", "X-Llama-User"), 404):
+        server = serve(toy("dense"), *SLOTS, *flags, cache=kv)
+        body = ROUTES["/v1/chat/completions"] | {"stream": True}
+        headers = {"X-Llama-User": "ann", "X-Conversation-Id": "main"}
+        requests.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+        stranger = {"X-Llama-User": "ben"}
+        answer = requests.get(f"{server.url}/v1/stream?conv_id=main&from=0", headers=stranger, timeout=60)
+        assert answer.status_code == status, answer.text
+        server.stop()
+
+
+def test_users_do_not_learn_what_is_stored_for_other_settings(serve: Serve, kv: Path) -> None:
+    prompt = "\n".join(LINES) * 3
+    server = serve(toy("dense"), *SLOTS, cache=kv)
+    assert server.complete(prompt).prompt_size > 1024
+    server.stop()
+    server = serve(toy("dense"), *SLOTS, "-ctk", "q8_0", "-ctv", "q8_0", cache=kv)
+    assert server.complete(prompt, llama_user_id="mallory").miss == "nothing_stored"
+    assert server.complete(prompt).miss == "other_fingerprint"
 
 
 def test_id_matters_where_nothing_is_kept(serve: Serve) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import requests
 from cache_server import CacheServer, Serve, toy
+from helpers import wait_until
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
@@ -36,6 +39,32 @@ class Line:
             for earlier in self.waiting:
                 if earlier < number:
                     self.waiting[earlier] += 1
+
+
+def test_task_that_cannot_run_holds_up_nobody(serve: Serve, tmp_path: Path) -> None:
+    """One slot is busy for long, and somebody waits for just that one; the other slot serves all the rest."""
+    server = serve(toy("dense"), "--parallel", "2", "--ctx-size", "16384", cache=tmp_path / "kv")
+    stop = threading.Event()
+
+    def stream(**options: object) -> None:
+        body = {"prompt": "Once", "n_predict": 7000, "ignore_eos": True, "stream": True} | options
+        with requests.post(f"{server.url}/completion", json=body, stream=True, timeout=120) as answer:
+            for _ in answer.iter_content(64):
+                if stop.is_set():
+                    return
+
+    long = threading.Thread(target=stream, kwargs={"id_slot": 0})
+    long.start()
+    wait_until(lambda: server.get("/slots")[0]["is_processing"], 20, "the first slot is busy")
+    wants_it = threading.Thread(target=stream, kwargs={"id_slot": 0, "n_predict": 1})
+    wants_it.start()
+    time.sleep(0.3)
+    with ThreadPoolExecutor(5) as clients:
+        list(clients.map(lambda n: server.complete(LINES[n], n_predict=4), range(12)))
+    assert server.get("/slots")[0]["is_processing"], "the first slot was free too early to show anything"
+    stop.set()
+    long.join()
+    wants_it.join()
 
 
 def test_nobody_is_overtaken_again_and_again(serve: Serve, tmp_path: Path) -> None:
