@@ -49,6 +49,32 @@ TEST(a_slow_disk_delays_serving) {
     }
 }
 
+TEST(trouble_is_told_once_until_it_is_over) {
+    fault_env                disk;
+    const model              m;
+    auto                     s = open(disk, m.options());
+    std::vector<std::string> told;
+    writer                   w(*s, 1 << 20, [&](const std::string & reason) { told.push_back(reason); });
+    const auto save = [&](uint64_t seed) {
+        save_request request = w.plan(planned(m, random_tokens(seed, 64)));
+        m.fill(request);
+        CHECK(w.enqueue(std::move(request)));
+        w.flush();
+    };
+    save(1);
+    CHECK(told.empty());
+    disk.set_read_only(true);
+    save(2);
+    save(3);
+    CHECK(told.size() == 1 && !told[0].empty());
+    CHECK(!w.last_error().empty());
+    disk.set_read_only(false);
+    save(4);
+    save(5);
+    CHECK(told.size() == 2 && told[1].empty());
+    CHECK(w.last_error().empty());
+}
+
 TEST(what_is_queued_is_not_promised) {
     fault_env   disk;
     const model m;
