@@ -22,7 +22,7 @@ from typing import Protocol
 import requests
 
 from pyrun.errors import UserError
-from pyrun.server.ask import unverified
+from pyrun.server.ask import direct
 from pyrun.server.log import Follower, open_log
 from pyrun.server.restart import GiveUp, after_crash
 from pyrun.server.stop import LONGEST_SECONDS, MENTION_SECONDS, QUIET_SECONDS, Writing, is_overdue
@@ -153,8 +153,8 @@ class Supervisor:
 
     def _is_healthy(self) -> bool:
         try:
-            with unverified():
-                return requests.get(self._watched.health_url, timeout=2, verify=False).status_code == 200
+            with direct() as session:
+                return session.get(self._watched.health_url, timeout=2, verify=False).status_code == 200
         except requests.RequestException:
             return False
 

@@ -85,6 +85,13 @@ def test_slow_start_is_called_ready(run: Callable[..., Run]) -> None:
     assert "fake: listening" in one.log.read_text()
 
 
+def test_proxy_is_asked_for_the_server(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    run().wait_for(State.READY)
+
+
 def test_stop_leaves_the_process(run: Callable[..., Run]) -> None:
     one = run()
     one.wait_for(State.READY)
