@@ -24,14 +24,14 @@ class User:
     home: Path
     environment: Mapping[str, str]
 
-    def folder(self, variable: str, *default: str) -> Path:
-        """What the variable names, else a folder in the home."""
+    def folder(self, variable: str, default: Path) -> Path:
+        """What the variable names, else the usual one."""
         named = self.environment.get(variable)
-        return Path(named).expanduser() if named else self.home.joinpath(*default)
+        return Path(named).expanduser() if named else default
 
     @property
     def config(self) -> Path:
-        return self.folder("XDG_CONFIG_HOME", ".config")
+        return self.folder("XDG_CONFIG_HOME", self.home / ".config")
 
 
 def claude_code(at: Endpoint, user: User) -> Setup:
@@ -51,7 +51,7 @@ def claude_code(at: Endpoint, user: User) -> Setup:
         "API_TIMEOUT_MS": str(MILLISECONDS),
         "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(MILLISECONDS),
     }
-    path = user.folder("CLAUDE_CONFIG_DIR", ".claude") / "settings.json"
+    path = user.folder("CLAUDE_CONFIG_DIR", user.home / ".claude") / "settings.json"
     return Setup("claude-code", (ConfigFile(path, Format.JSON, {"env": environment}),), environment, True)
 
 
@@ -71,9 +71,10 @@ def codex(at: Endpoint, user: User) -> Setup:
         "model_context_window": at.context,
         "model_providers": {NAME: provider},
     }
-    path = user.folder("CODEX_HOME", ".codex") / "config.toml"
+    path = user.folder("CODEX_HOME", user.home / ".codex") / "config.toml"
     environment = {"LLAMA_API_KEY": at.key} if at.key else {}
-    return Setup("codex", (ConfigFile(path, Format.TOML, content),), environment)
+    notes = ("Codex reads the key from its environment: LLAMA_API_KEY has to be set where it runs",) if at.key else ()
+    return Setup("codex", (ConfigFile(path, Format.TOML, content),), environment, notes=notes)
 
 
 def aider(at: Endpoint, user: User) -> Setup:
@@ -190,7 +191,7 @@ def continue_dev(at: Endpoint, user: User) -> Setup:
         "requestOptions": {"timeout": 2_000_000},
     }
     content = {"name": "Main Config", "version": "1.0.0", "schema": "v1", "models": [model]}
-    path = user.folder("CONTINUE_GLOBAL_DIR", ".continue") / "config.yaml"
+    path = user.folder("CONTINUE_GLOBAL_DIR", user.home / ".continue") / "config.yaml"
     if path.exists():
         del content["name"], content["version"]
     return Setup("continue", (ConfigFile(path, Format.YAML, content),))
@@ -223,7 +224,7 @@ def llm(at: Endpoint, user: User) -> Setup:
     }
     if at.key:
         model["api_key_name"] = NAME
-    path = user.folder("LLM_USER_PATH", ".config", "io.datasette.llm") / "extra-openai-models.yaml"
+    path = user.folder("LLM_USER_PATH", user.config / "io.datasette.llm") / "extra-openai-models.yaml"
     notes = (f"llm -m {NAME} 'Hello!'", *((f"once: llm keys set {NAME}",) if at.key else ()))
     return Setup("llm", (ConfigFile(path, Format.YAML, [model], same="model_id"),), notes=notes)
 

@@ -15,7 +15,7 @@ from pyrun.agents.merge import render
 from pyrun.agents.setup import ConfigFile, Setup
 from pyrun.agents.write import Change, apply, plan
 from pyrun.errors import UserError
-from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE
+from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, key_of
 
 
 @click.command("connect")
@@ -33,7 +33,7 @@ def connect_command(agent: str, url: str, model: str | None, only_print: bool, y
     """
     if yes and only_print:
         raise click.UsageError("--yes goes with --write")
-    endpoint = find_endpoint(url, os.environ.get(KEY_VARIABLE), model)
+    endpoint = find_endpoint(url, key_of(os.environ), model)
     setup = AGENTS[agent](endpoint, User(Path.home(), os.environ))
     if only_print:
         _print(setup)

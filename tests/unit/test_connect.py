@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tomlkit
@@ -29,8 +29,10 @@ class Served(BaseHTTPRequestHandler):
 
     models: tuple[str, ...] = ("toy",)
     context: object = 8192
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
+        self.asked.append(self.path)
         about = {"/v1/models": {"data": [{"id": name} for name in self.models]}}
         props = {"default_generation_settings": {"n_ctx": self.context}}
         content = json.dumps(about.get(self.path.split("?")[0], props)).encode()
@@ -86,6 +88,35 @@ def test_several_models_are_a_choice(url: str, monkeypatch: pytest.MonkeyPatch) 
         assert caught.value.hint == "choose one with --model: small, large"
 
 
+def test_a_model_is_named_whatever_its_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Served, "asked", [])
+    monkeypatch.setattr(Served, "models", ("small", "a&b #1"))
+    assert find_endpoint(url, None, "a&b #1").model == "a&b #1"
+    assert Served.asked[-1] == "/props?model=a%26b%20%231"
+
+
+def test_the_address_may_lack_its_scheme(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "codex", "--url", url.removeprefix("http://"))
+    assert code == 0 and f'base_url = "{url}/v1"' in out and f"toy at {url}" in err
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "ALL_PROXY"])
+def test_a_proxy_is_not_asked_for_this_machine(url: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for address in (url, url.replace("127.0.0.1", "LOCALHOST")):
+        assert find_endpoint(address, None).model == "toy"
+
+
+def test_a_list_of_keys_is_not_a_key(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_API_KEY", "first,second")
+    _, out, err = run(capsys, "codex", "--url", url)
+    assert "export LLAMA_API_KEY=first\n" in out and "LLAMA_API_KEY has to be set where it runs" in err
+
+
 def test_a_server_without_model_or_context_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Served, "context", None)
     with pytest.raises(UserError, match="does not say how long the context is"):
@@ -129,6 +160,7 @@ def test_every_agent_gets_the_key_or_the_name_of_its_variable(agent: str, tmp_pa
         ("codex", "CODEX_HOME", "config.toml"),
         ("continue", "CONTINUE_GLOBAL_DIR", "config.yaml"),
         ("llm", "LLM_USER_PATH", "extra-openai-models.yaml"),
+        ("llm", "XDG_CONFIG_HOME", "io.datasette.llm/extra-openai-models.yaml"),
         ("zed", "XDG_CONFIG_HOME", "zed/settings.json"),
     ],
 )
