@@ -52,7 +52,8 @@ def claude_code(at: Endpoint, user: User) -> Setup:
         "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(MILLISECONDS),
     }
     path = user.folder("CLAUDE_CONFIG_DIR", user.home / ".claude") / "settings.json"
-    return Setup("claude-code", (ConfigFile(path, Format.JSON, {"env": environment}),), environment, True)
+    file = ConfigFile(path, Format.JSON, {"env": environment}, secret=bool(at.key))
+    return Setup("claude-code", (file,), environment, True)
 
 
 def codex(at: Endpoint, user: User) -> Setup:
@@ -99,7 +100,7 @@ def aider(at: Endpoint, user: User) -> Setup:
     return Setup(
         "aider",
         (
-            ConfigFile(user.home / ".aider.conf.yml", Format.YAML, settings),
+            ConfigFile(user.home / ".aider.conf.yml", Format.YAML, settings, secret=bool(at.key)),
             ConfigFile(user.home / ".aider.model.metadata.json", Format.JSON, limits),
         ),
         {
@@ -128,7 +129,7 @@ def opencode(at: Endpoint, user: User) -> Setup:
         "provider": {NAME: provider},
     }
     path = commented if commented.exists() else folder / "opencode.json"
-    return Setup("opencode", (ConfigFile(path, Format.JSON, content),))
+    return Setup("opencode", (ConfigFile(path, Format.JSON, content, secret=bool(at.key)),))
 
 
 def goose(at: Endpoint, user: User) -> Setup:
@@ -159,7 +160,7 @@ def cline(at: Endpoint, user: User) -> Setup:
         "cline",
         (
             ConfigFile(folder / "globalState.json", Format.JSON, content),
-            ConfigFile(folder / "secrets.json", Format.JSON, {"openAiApiKey": at.token}),
+            ConfigFile(folder / "secrets.json", Format.JSON, {"openAiApiKey": at.token}, secret=bool(at.key)),
         ),
         notes=(_in_editor("Cline", at), "the files are those of Cline's command line"),
     )
@@ -194,7 +195,7 @@ def continue_dev(at: Endpoint, user: User) -> Setup:
     path = user.folder("CONTINUE_GLOBAL_DIR", user.home / ".continue") / "config.yaml"
     if path.exists():
         del content["name"], content["version"]
-    return Setup("continue", (ConfigFile(path, Format.YAML, content),))
+    return Setup("continue", (ConfigFile(path, Format.YAML, content, secret=bool(at.key)),))
 
 
 def zed(at: Endpoint, user: User) -> Setup:

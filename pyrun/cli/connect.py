@@ -79,6 +79,9 @@ def _write(setup: Setup, yes: bool) -> None:
     needed = [change for _, change in changes if change.is_needed]
     if not needed:
         console.say(f"{setup.agent} is set up already")
+    if needed and not yes and not console.is_interactive():
+        names = " and ".join(str(change.path) for change in needed)
+        raise UserError(f"this would write {names}", "add --yes to do it without being asked")
     for change in needed:
         _write_one(change, yes)
     for note in setup.notes:
@@ -91,3 +94,5 @@ def _write_one(change: Change, yes: bool) -> None:
         raise UserError(f"{change.path} was left alone", "--print shows what belongs there")
     kept = apply(change)
     console.say(f"{change.path} is written" + (f"; as it was: {kept}" if kept else ""))
+    if change.is_open:
+        console.say(f"note: {change.path} has a key in it: from now on only you can read it")
