@@ -92,12 +92,13 @@ class Key:
 
     value: str
     in_shell: str  # how a command line gives it, within double quotes: one that is kept elsewhere is not shown
+    is_shown: bool = False  # by `in_shell`
 
 
 def find_key(extra: Sequence[str], environment: Mapping[str, str]) -> Key | None:
     """The server takes those of all places; None where there is none, and anybody may ask."""
     if key := _first((value_of(extra, "--api-key") or "").split(",")):
-        return Key(key, re.sub(r'([\\"$`])', r"\\\1", key))
+        return Key(key, re.sub(r'([\\"$`])', r"\\\1", key), is_shown=True)
     given = environment.get(KEY_VARIABLE, "")
     if key := _first(given.split(",")):
         # A list is cut at its first comma by the shell.
