@@ -259,7 +259,8 @@ def _print_collected(one: Collected, corrupt: bool) -> None:
     "--all",
     "everything",
     is_flag=True,
-    help="Remove everything, of all models and users. Without --model also the logs of servers that no longer run.",
+    help="Remove everything, of all models and users. Without --model and --cache-ssd also the logs of servers that no "
+    "longer run.",
 )
 @click.option("--user", metavar="ID", help="Remove everything of one user, by the id that requests give.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -284,8 +285,10 @@ def rm_command(
     logs: list[Path] = []
     if everything:
         targets = select_all(cache, model)
-        # They hold words of prompts, of whichever model.
-        logs = idle_logs(find_home().logs) if model is None else []
+        home = find_home()
+        # They hold words of prompts, of whichever model; another folder has nothing to do with them.
+        if model is None and cache.resolve() == home.kv_cache.resolve():
+            logs = idle_logs(home.logs)
     elif user is not None:
         targets = select_user(cache, user, model)
     else:

@@ -26,9 +26,7 @@ def main() -> None:
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--save-seconds", type=float, help="write to disk for so long before ending")
     parser.add_argument("--say", action="append", default=[], help="a line for the log, after the start")
-    parser.add_argument(
-        "--api-key", help="answer everything but /health with 401 without it; LLAMA_API_KEY counts, too"
-    )
+    parser.add_argument("--api-key", help="answer everything but /health with 401 without it; or LLAMA_API_KEY")
     parser.add_argument("--api-key-file", type=Path, help="its last line is the key")
     options, _ = parser.parse_known_args()  # the launcher gives more
 
