@@ -19,11 +19,6 @@ LINES = TEXT.splitlines()
 ONE_SLOT = ("--parallel", "1", "--ctx-size", "16384", "--cache-ssd-page-size", "32")
 
 
-@pytest.fixture
-def kv(tmp_path: Path) -> Path:
-    return tmp_path / "kv"
-
-
 def occupy_the_slot(server: CacheServer) -> threading.Thread:
     busy = threading.Thread(target=lambda: server.complete("Once", n_predict=900, ignore_eos=True))
     busy.start()

@@ -18,11 +18,6 @@ LINES = TEXT.splitlines()
 SLEEPY = ("--parallel", "2", "--ctx-size", "8192", "--sleep-idle-seconds", "1")
 
 
-@pytest.fixture
-def kv(tmp_path: Path) -> Path:
-    return tmp_path / "kv"
-
-
 def is_asleep(server: CacheServer) -> bool:
     return bool(server.get("/props")["is_sleeping"])
 

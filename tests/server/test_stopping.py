@@ -24,11 +24,6 @@ pytestmark = pytest.mark.server
 SOON = 8.0
 
 
-@pytest.fixture
-def kv(tmp_path: Path) -> Path:
-    return tmp_path / "kv"
-
-
 def ends_soon(server: CacheServer) -> None:
     began = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
