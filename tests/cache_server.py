@@ -243,6 +243,12 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         yield start
 
 
+@pytest.fixture
+def kv(tmp_path: Path) -> Path:
+    """For one cache of a test, which is not there yet."""
+    return tmp_path / "kv"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     lines = config.stash.get(TABLE, [])
     if lines:

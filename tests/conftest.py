@@ -13,10 +13,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["server_fixtures", "cache_server"]
 
+OURS = ("LLAMA_RUN_HOME", "LLAMA_API_KEY", "CXX")
+# Where agents have their settings.
+AGENTS = (
+    "CLAUDE_CONFIG_DIR",
+    "CODEX_HOME",
+    "CONTINUE_GLOBAL_DIR",
+    "LLM_USER_PATH",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+)
+
 
 @pytest.fixture(autouse=True)
 def isolated_user(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
     for name in list(os.environ):
-        if name in ("LLAMA_RUN_HOME", "LLAMA_API_KEY", "CXX") or name.startswith("LLAMA_ARG_") or "_OVERRIDE" in name:
+        if name in OURS or name in AGENTS or name.startswith("LLAMA_ARG_") or "_OVERRIDE" in name:
             monkeypatch.delenv(name)

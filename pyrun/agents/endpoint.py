@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from pyrun.errors import UserError
-from pyrun.server.ask import ask
+from pyrun.server.ask import ask, server_url
 
 NO_KEY = "none"  # most agents insist on a key; a server without one takes any
 
@@ -37,10 +38,10 @@ class Endpoint:
 
 def find_endpoint(url: str, key: str | None, model: str | None = None) -> Endpoint:
     """Asks the server; `model` says which one where it has several."""
-    url = url.rstrip("/").removesuffix("/v1")
+    url = server_url(url).rstrip("/").removesuffix("/v1")
     served = [str(entry["id"]) for entry in _list(ask(url, "/v1/models", key))]
     name = _choose(url, served, model)
-    several = f"?model={name}" if len(served) > 1 else ""
+    several = f"?model={quote(name, safe='')}" if len(served) > 1 else ""
     return Endpoint(url, name, _context(url, ask(url, f"/props{several}", key)), key)
 
 

@@ -24,14 +24,14 @@ class User:
     home: Path
     environment: Mapping[str, str]
 
-    def folder(self, variable: str, *default: str) -> Path:
-        """What the variable names, else a folder in the home."""
+    def folder(self, variable: str, default: Path) -> Path:
+        """What the variable names, else the usual one."""
         named = self.environment.get(variable)
-        return Path(named).expanduser() if named else self.home.joinpath(*default)
+        return Path(named).expanduser() if named else default
 
     @property
     def config(self) -> Path:
-        return self.folder("XDG_CONFIG_HOME", ".config")
+        return self.folder("XDG_CONFIG_HOME", self.home / ".config")
 
 
 def claude_code(at: Endpoint, user: User) -> Setup:
@@ -51,8 +51,9 @@ def claude_code(at: Endpoint, user: User) -> Setup:
         "API_TIMEOUT_MS": str(MILLISECONDS),
         "CLAUDE_STREAM_IDLE_TIMEOUT_MS": str(MILLISECONDS),
     }
-    path = user.folder("CLAUDE_CONFIG_DIR", ".claude") / "settings.json"
-    return Setup("claude-code", (ConfigFile(path, Format.JSON, {"env": environment}),), environment, True)
+    path = user.folder("CLAUDE_CONFIG_DIR", user.home / ".claude") / "settings.json"
+    file = ConfigFile(path, Format.JSON, {"env": environment}, secret=bool(at.key))
+    return Setup("claude-code", (file,), environment, True)
 
 
 def codex(at: Endpoint, user: User) -> Setup:
@@ -71,9 +72,10 @@ def codex(at: Endpoint, user: User) -> Setup:
         "model_context_window": at.context,
         "model_providers": {NAME: provider},
     }
-    path = user.folder("CODEX_HOME", ".codex") / "config.toml"
+    path = user.folder("CODEX_HOME", user.home / ".codex") / "config.toml"
     environment = {"LLAMA_API_KEY": at.key} if at.key else {}
-    return Setup("codex", (ConfigFile(path, Format.TOML, content),), environment)
+    notes = ("Codex reads the key from its environment: LLAMA_API_KEY has to be set where it runs",) if at.key else ()
+    return Setup("codex", (ConfigFile(path, Format.TOML, content),), environment, notes=notes)
 
 
 def aider(at: Endpoint, user: User) -> Setup:
@@ -98,7 +100,7 @@ def aider(at: Endpoint, user: User) -> Setup:
     return Setup(
         "aider",
         (
-            ConfigFile(user.home / ".aider.conf.yml", Format.YAML, settings),
+            ConfigFile(user.home / ".aider.conf.yml", Format.YAML, settings, secret=bool(at.key)),
             ConfigFile(user.home / ".aider.model.metadata.json", Format.JSON, limits),
         ),
         {
@@ -127,7 +129,7 @@ def opencode(at: Endpoint, user: User) -> Setup:
         "provider": {NAME: provider},
     }
     path = commented if commented.exists() else folder / "opencode.json"
-    return Setup("opencode", (ConfigFile(path, Format.JSON, content),))
+    return Setup("opencode", (ConfigFile(path, Format.JSON, content, secret=bool(at.key)),))
 
 
 def goose(at: Endpoint, user: User) -> Setup:
@@ -158,7 +160,7 @@ def cline(at: Endpoint, user: User) -> Setup:
         "cline",
         (
             ConfigFile(folder / "globalState.json", Format.JSON, content),
-            ConfigFile(folder / "secrets.json", Format.JSON, {"openAiApiKey": at.token}),
+            ConfigFile(folder / "secrets.json", Format.JSON, {"openAiApiKey": at.token}, secret=bool(at.key)),
         ),
         notes=(_in_editor("Cline", at), "the files are those of Cline's command line"),
     )
@@ -190,10 +192,10 @@ def continue_dev(at: Endpoint, user: User) -> Setup:
         "requestOptions": {"timeout": 2_000_000},
     }
     content = {"name": "Main Config", "version": "1.0.0", "schema": "v1", "models": [model]}
-    path = user.folder("CONTINUE_GLOBAL_DIR", ".continue") / "config.yaml"
+    path = user.folder("CONTINUE_GLOBAL_DIR", user.home / ".continue") / "config.yaml"
     if path.exists():
         del content["name"], content["version"]
-    return Setup("continue", (ConfigFile(path, Format.YAML, content),))
+    return Setup("continue", (ConfigFile(path, Format.YAML, content, secret=bool(at.key)),))
 
 
 def zed(at: Endpoint, user: User) -> Setup:
@@ -223,7 +225,7 @@ def llm(at: Endpoint, user: User) -> Setup:
     }
     if at.key:
         model["api_key_name"] = NAME
-    path = user.folder("LLM_USER_PATH", ".config", "io.datasette.llm") / "extra-openai-models.yaml"
+    path = user.folder("LLM_USER_PATH", user.config / "io.datasette.llm") / "extra-openai-models.yaml"
     notes = (f"llm -m {NAME} 'Hello!'", *((f"once: llm keys set {NAME}",) if at.key else ()))
     return Setup("llm", (ConfigFile(path, Format.YAML, [model], same="model_id"),), notes=notes)
 

@@ -15,14 +15,25 @@ from tomlkit.exceptions import TOMLKitError
 
 from pyrun.agents.setup import ConfigFile, Format
 
+STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')  # of JSON
+UNEXPECTED = "is laid out in a way that cannot be added to"
+DOCUMENT = re.compile(r"^(?:---|\.\.\.)(?:\s|$)", re.MULTILINE)  # where one of YAML begins or ends
+
 
 class UnmergeableError(Exception):
     """The file is not what its agent writes, or has comments that would be lost. Says which."""
 
 
 def merge(text: str, wanted: ConfigFile) -> str:
-    """The file's new text. An empty text is a file that is not there yet."""
-    return MERGERS[wanted.format](text, wanted)
+    """The file's new text, with line ends as they were. An empty text is a file that is not there yet."""
+    try:
+        merged = MERGERS[wanted.format](text.replace("\r\n", "\n"), wanted)
+        merged.encode()
+    except RecursionError as error:
+        raise UnmergeableError("is nested too deeply") from error
+    except UnicodeEncodeError as error:
+        raise UnmergeableError("has half a character in it") from error
+    return merged.replace("\n", "\r\n") if "\r\n" in text else merged
 
 
 def render(wanted: ConfigFile) -> str:
@@ -35,7 +46,7 @@ def _merge_json(text: str, wanted: ConfigFile) -> str:
         known = json.loads(text) if text.strip() else _empty(wanted.content)
     except ValueError as error:
         # Zed, VS Code and opencode allow comments, which Python's reader and writer would lose.
-        reason = "has comments" if re.search(r"^\s*//|/\*", text, re.MULTILINE) else f"is not JSON: {error}"
+        reason = "has comments" if re.search(r"//|/\*", STRING.sub('""', text)) else f"is not JSON: {error}"
         raise UnmergeableError(reason) from error
     indent = re.search(r"^([ \t]+)\S", text, re.MULTILINE)
     merged = _merge(known, wanted.content, wanted.same)
@@ -44,17 +55,23 @@ def _merge_json(text: str, wanted: ConfigFile) -> str:
 
 def _merge_toml(text: str, wanted: ConfigFile) -> str:
     try:
-        document = tomlkit.parse(text)
+        document, plain = tomlkit.parse(text), tomlkit.parse(text).unwrap()
     except TOMLKitError as error:
         raise UnmergeableError(f"is not TOML: {error}") from error
-    merged = tomlkit.dumps(_merge(document, wanted.content, wanted.same))
-    # A key behind a table belongs to that table: make sure that what was written is what will be read.
-    if _merge(tomlkit.parse(text).unwrap(), wanted.content, wanted.same) != tomlkit.parse(merged).unwrap():
-        raise UnmergeableError("is laid out in a way that cannot be added to")
-    return merged
+    try:
+        merged = tomlkit.dumps(_merge(document, wanted.content, wanted.same))
+        # A key behind a table belongs to that table: make sure that what was written is what will be read.
+        if _merge(plain, wanted.content, wanted.same) == tomlkit.parse(merged).unwrap():
+            return merged
+    except TOMLKitError as error:
+        raise UnmergeableError(UNEXPECTED) from error
+    raise UnmergeableError(UNEXPECTED)
 
 
 def _merge_yaml(text: str, wanted: ConfigFile) -> str:
+    if DOCUMENT.search(text):
+        # What stands before the first document and behind it is not kept.
+        raise UnmergeableError("has a line that begins or ends a document")
     yaml = YAML()  # keeps comments and quotes
     yaml.width = 4096
     yaml.preserve_quotes = True
@@ -62,12 +79,32 @@ def _merge_yaml(text: str, wanted: ConfigFile) -> str:
         yaml.indent(mapping=2, sequence=4, offset=2)
     try:
         known = yaml.load(text)
-        merged = _merge(_empty(wanted.content) if known is None else known, wanted.content, wanted.same)
-        out = io.StringIO()
-        yaml.dump(merged, out)
+        empty = known is None  # but for comments
+        reader = YAML(typ="safe", pure=True)
+        plain = _empty(wanted.content) if empty else _unshared(reader.load(text))
     except YAMLError as error:
         raise UnmergeableError(f"is not YAML: {' '.join(str(error).split())}") from error
-    return out.getvalue()
+    try:
+        out = io.StringIO()
+        yaml.dump(_merge(_empty(wanted.content) if empty else known, wanted.content, wanted.same), out)
+        merged = _ended(text) + out.getvalue() if empty else out.getvalue()
+        # What is written through an alias changes its anchor, too.
+        if reader.load(merged) == _merge(plain, wanted.content, wanted.same):
+            return merged
+    except YAMLError as error:
+        raise UnmergeableError(UNEXPECTED) from error
+    raise UnmergeableError(UNEXPECTED)
+
+
+def _ended(text: str) -> str:
+    return text if text.endswith("\n") or not text else text + "\n"
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which what an alias stands for is a thing of its own."""
+    if isinstance(value, dict):
+        return {key: _unshared(inner) for key, inner in value.items()}
+    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
 
 
 MERGERS: dict[Format, Callable[[str, ConfigFile], str]] = {

@@ -26,6 +26,7 @@ class ConfigFile:
     format: Format
     content: Any
     same: str = "name"
+    secret: bool = False  # a key stands in it
 
 
 @dataclass(frozen=True)

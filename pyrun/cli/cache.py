@@ -31,7 +31,7 @@ from pyrun.cache.remote import list_server, server_stats
 from pyrun.cli.why import why_command
 from pyrun.errors import UserError
 from pyrun.home import find_home
-from pyrun.server.address import KEY_VARIABLE, find_key
+from pyrun.server.address import KEY_VARIABLE, key_of
 from pyrun.server.log import idle_logs
 
 NUMBERS = range(1, 6)  # columns of `ls` that are aligned at the right
@@ -96,7 +96,7 @@ def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str |
     OWN is what removing a conversation frees; SHARED is what others need as well.
     """
     _check_url(url, folder, model)
-    found = list_server(url, _key()) if url else list_cache(_cache(folder), model)
+    found = list_server(url, key_of(os.environ)) if url else list_cache(_cache(folder), model)
     if as_json:
         _print_json(found)
     else:
@@ -137,7 +137,7 @@ def stats_command(folder: Path | None, model: str | None, as_json: bool, url: st
     Damage is shown as far as opening the files shows it; `llama-run cache verify` reads every byte.
     """
     _check_url(url, folder, model)
-    stats = server_stats(url, _key()) if url else cache_stats(_cache(folder), model)
+    stats = server_stats(url, key_of(os.environ)) if url else cache_stats(_cache(folder), model)
     if as_json:
         _print_json({**_plain(stats.stored), "bytes": stats.bytes, "disk_free": stats.disk_free})
     else:
@@ -259,7 +259,8 @@ def _print_collected(one: Collected, corrupt: bool) -> None:
     "--all",
     "everything",
     is_flag=True,
-    help="Remove everything, of all models and users. Without --model also the logs of servers that no longer run.",
+    help="Remove everything, of all models and users. Without --model and --cache-ssd also the logs of servers that no "
+    "longer run.",
 )
 @click.option("--user", metavar="ID", help="Remove everything of one user, by the id that requests give.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -284,8 +285,10 @@ def rm_command(
     logs: list[Path] = []
     if everything:
         targets = select_all(cache, model)
-        # They hold words of prompts, of whichever model.
-        logs = idle_logs(find_home().logs) if model is None else []
+        home = find_home()
+        # They hold words of prompts, of whichever model; another folder has nothing to do with them.
+        if model is None and cache.resolve() == home.kv_cache.resolve():
+            logs = idle_logs(home.logs)
     elif user is not None:
         targets = select_user(cache, user, model)
     else:
@@ -331,11 +334,6 @@ def _cache(folder: Path | None) -> Path:
 def _check_url(url: str | None, folder: Path | None, model: str | None) -> None:
     if url and (folder is not None or model is not None):
         raise click.UsageError("--url asks a server, which has one folder and one model; leave the others out")
-
-
-def _key() -> str | None:
-    key = find_key((), os.environ)
-    return key.value if key else None
 
 
 def _count(n: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from pyrun.agents.merge import render
 from pyrun.agents.setup import ConfigFile, Setup
 from pyrun.agents.write import Change, apply, plan
 from pyrun.errors import UserError
-from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE
+from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, key_of
 
 
 @click.command("connect")
@@ -33,7 +33,7 @@ def connect_command(agent: str, url: str, model: str | None, only_print: bool, y
     """
     if yes and only_print:
         raise click.UsageError("--yes goes with --write")
-    endpoint = find_endpoint(url, os.environ.get(KEY_VARIABLE), model)
+    endpoint = find_endpoint(url, key_of(os.environ), model)
     setup = AGENTS[agent](endpoint, User(Path.home(), os.environ))
     if only_print:
         _print(setup)
@@ -79,6 +79,9 @@ def _write(setup: Setup, yes: bool) -> None:
     needed = [change for _, change in changes if change.is_needed]
     if not needed:
         console.say(f"{setup.agent} is set up already")
+    if needed and not yes and not console.is_interactive():
+        names = " and ".join(str(change.path) for change in needed)
+        raise UserError(f"this would write {names}", "add --yes to do it without being asked")
     for change in needed:
         _write_one(change, yes)
     for note in setup.notes:
@@ -91,3 +94,5 @@ def _write_one(change: Change, yes: bool) -> None:
         raise UserError(f"{change.path} was left alone", "--print shows what belongs there")
     kept = apply(change)
     console.say(f"{change.path} is written" + (f"; as it was: {kept}" if kept else ""))
+    if change.is_open:
+        console.say(f"note: {change.path} has a key in it: from now on only you can read it")

@@ -13,7 +13,7 @@ from pyrun import console
 from pyrun.errors import UserError
 from pyrun.experts.counts import ExpertCounts, parse_counts
 from pyrun.experts.plot import plot_counts
-from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, find_key
+from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, key_of
 from pyrun.server.ask import ask
 
 NUMBERS = range(6)  # columns that are aligned at the right
@@ -52,8 +52,7 @@ def experts_command(url: str, track: bool | None, reset: bool, top: int, plot: P
 
 
 def _ask(url: str, track: bool | None, reset: bool) -> dict[str, Any]:
-    found = find_key((), os.environ)
-    key = found.value if found else None
+    key = key_of(os.environ)
     change = ({} if track is None else {"enabled": track}) | ({"reset": True} if reset else {})
     if change:
         return dict(ask(url, "/expert-tracking", key, post=change))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import re
 import shlex
 import signal
 import time
@@ -39,6 +41,9 @@ from pyrun.server.command import ALIAS_VARIABLE, METADATA_VARIABLE, ServerSettin
 from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
+
+# Reasons of the server and of its system for not storing that more room is the remedy for.
+ROOM = re.compile(r"budget|no space|disk is full|quota", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -182,12 +187,15 @@ def supervise(home: Home, settings: ServerSettings) -> None:
             supervisor.stop()
 
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, stop)
+        # nohup has SIGHUP ignored: the server outlives its terminal.
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, stop)
     console.say(f"log: {log}")
     try:
         supervisor.run()
     finally:
-        view.end_wait()
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            view.end_wait()
 
 
 class _View:
@@ -222,13 +230,16 @@ class _View:
         if notice == self._last_notice:
             return
         self._last_notice = notice
-        if notice.startswith("not storing"):
-            console.say(
-                f"warning: the cache is {console.printable(notice)}. Answers come as before, but what is new will be "
-                "evaluated again; free space on the cache's disk, or allow it more: -- --cache-ssd-max-size SIZE"
-            )
-        else:
+        if not notice.startswith("not storing"):
             console.say(f"the cache is {notice}")
+            return
+        text = f"warning: the cache is {console.printable(notice)}"
+        if ROOM.search(notice):
+            text += (
+                ". Answers come as before, but what is new will be evaluated again; "
+                "free space on the cache's disk, or allow it more: -- --cache-ssd-max-size SIZE"
+            )
+        console.say(text)
 
     def _ready(self, detail: str) -> None:
         seconds = time.monotonic() - self._since
@@ -242,7 +253,7 @@ class _View:
             remember(cache, self._settings.model, name)  # for --list-models
         if not self._seen_ready:
             self._seen_ready = True
-            console.say(f"try: {_example(self._settings.address, key)}")
+            console.say(f"try: {example(self._settings.address, key, to_person=console.err.is_terminal)}")
 
     def _begin_wait(self, message: str) -> None:
         if console.err.is_terminal:
@@ -257,10 +268,13 @@ class _View:
             self._status = None
 
 
-def _example(address: Address, key: Key | None) -> str:
-    """A command that works when it is copied to another terminal."""
+def example(address: Address, key: Key | None, to_person: bool) -> str:
+    """A command that works when it is copied to another terminal. Whatever else keeps our words gets no key."""
     insecure = "-k " if address.is_encrypted else ""  # the certificate is for another name
-    header = f'-H "Authorization: Bearer {key.in_shell}" ' if key else ""
+    header = ""
+    if key:
+        token = "***" if key.is_shown and not to_person else key.in_shell
+        header = f'-H "Authorization: Bearer {token}" '
     body = '{"messages": [{"role": "user", "content": "Hello!"}]}'
     url = f"{address.url}/v1/chat/completions"
     return f"curl {insecure}{url} {header}-H 'Content-Type: application/json' -d '{body}'"

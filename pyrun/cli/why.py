@@ -11,7 +11,7 @@ import click
 
 from pyrun import console
 from pyrun.cache.why import Finished, finished_requests
-from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE, find_key
+from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE, key_of
 
 
 @click.command("why")
@@ -30,8 +30,7 @@ def why_command(url: str, user: str, count: int, as_json: bool) -> None:
     A prompt that parts before the user's first message has something in its beginning that changes: what is known to
     help is said. The server remembers its last 256 requests.
     """
-    key = find_key((), os.environ)
-    shown = finished_requests(url, key.value if key else None, user)[:count]
+    shown = finished_requests(url, key_of(os.environ), user)[:count]
     if as_json:
         click.echo(json.dumps([asdict(one) for one in shown], indent=2))
         return

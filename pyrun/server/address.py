@@ -44,16 +44,17 @@ class Address:
     @property
     def open_hosts(self) -> list[str]:
         """Those that other machines may reach."""
-        return [host for host in self.hosts if not _is_loopback(host)]
+        return [host for host in self.hosts if not is_loopback(host)]
 
 
 def choose_address(host: str | None, port: int | None, extra: Sequence[str], environment: Mapping[str, str]) -> Address:
     """host, port: our own flags. Raises UserError for what the launcher could not watch."""
     named = str(port) if port is not None else environment.get(PORT_VARIABLE)
+    prefix = value_of(extra, "--api-prefix")
     address = Address(
         value_of(extra, "--host") or host or environment.get(HOST_VARIABLE) or DEFAULT_HOST,
         _port(value_of(extra, "--port") or named or str(DEFAULT_PORT)),
-        value_of(extra, "--api-prefix") or environment.get(PREFIX_VARIABLE, ""),
+        environment.get(PREFIX_VARIABLE, "") if prefix is None else prefix,  # an empty one takes the variable's away
         _is_encrypted(extra, environment),
     )
     if all(_is_socket(one) for one in address.hosts):
@@ -75,8 +76,10 @@ def _is_encrypted(extra: Sequence[str], environment: Mapping[str, str]) -> bool:
     return bool((value_of(extra, "--ssl-key-file") or key) and (value_of(extra, "--ssl-cert-file") or certificate))
 
 
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.") or _is_socket(host)
+def is_loopback(host: str) -> bool:
+    """Whether only this machine finds a server there."""
+    name = host.lower().removeprefix("[").removesuffix("]")
+    return name in ("localhost", "::1") or name.startswith("127.") or _is_socket(host)
 
 
 def _is_socket(host: str) -> bool:
@@ -89,12 +92,13 @@ class Key:
 
     value: str
     in_shell: str  # how a command line gives it, within double quotes: one that is kept elsewhere is not shown
+    is_shown: bool = False  # by `in_shell`
 
 
 def find_key(extra: Sequence[str], environment: Mapping[str, str]) -> Key | None:
     """The server takes those of all places; None where there is none, and anybody may ask."""
     if key := _first((value_of(extra, "--api-key") or "").split(",")):
-        return Key(key, re.sub(r'([\\"$`])', r"\\\1", key))
+        return Key(key, re.sub(r'([\\"$`])', r"\\\1", key), is_shown=True)
     given = environment.get(KEY_VARIABLE, "")
     if key := _first(given.split(",")):
         # A list is cut at its first comma by the shell.
@@ -103,6 +107,12 @@ def find_key(extra: Sequence[str], environment: Mapping[str, str]) -> Key | None
     if file and (key := _first(_lines(Path(file)))):
         return Key(key, f"$(grep -m1 '^[^#]' {shlex.quote(file)})")
     return None
+
+
+def key_of(environment: Mapping[str, str]) -> str | None:
+    """The key for a server that runs already, somewhere: of several, it takes any."""
+    key = find_key((), environment)
+    return key.value if key else None
 
 
 def _first(keys: Sequence[str]) -> str | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 from urllib3.exceptions import InsecureRequestWarning
 
 from pyrun.errors import UserError
+from pyrun.server.address import is_loopback
 
 TIMEOUT_SECONDS = 10
 NOT_OURS = "is it a server of llama-run?"
@@ -30,17 +33,37 @@ def unverified() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def direct() -> Iterator[requests.Session]:
+    """For servers on this machine: a proxy would look for them on its own, and .netrc would replace our key."""
+    with requests.Session() as session, unverified():
+        session.trust_env = False
+        yield session
+
+
+@contextmanager
+def _session(url: str, verify: bool) -> Iterator[requests.Session]:
+    if verify and not is_loopback(urlsplit(url).hostname or ""):
+        with requests.Session() as session:
+            yield session
+        return
+    with direct() as session:
+        # The only part of the environment that counts here, too: who signs certificates.
+        session.verify = verify and (os.environ.get("REQUESTS_CA_BUNDLE") or True)
+        yield session
+
+
 def ask(url: str, path: str, key: str | None = None, *, post: object = None, verify: bool = True) -> Any:
     """What the server answers, as JSON: to GET, or to POST of `post`."""
     url = server_url(url)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     method = "GET" if post is None else "POST"
     try:
-        with unverified():
-            answer = requests.request(
-                method, url.rstrip("/") + path, json=post, headers=headers, timeout=TIMEOUT_SECONDS, verify=verify
+        with _session(url, verify) as session:
+            answer = session.request(
+                method, url.rstrip("/") + path, json=post, headers=headers, timeout=TIMEOUT_SECONDS
             )
-    except requests.RequestException as error:
+    except (requests.RequestException, ValueError) as error:
         raise UserError(f"no server answers at {url}", "start one with `llama-run --server`") from error
     if answer.status_code == 401:
         raise UserError(f"{url} refuses to answer", "the server wants its API key: set LLAMA_API_KEY to it")

@@ -32,8 +32,13 @@ def logs_in(folder: Path) -> list[Path]:
 
 def rotate(log: Path) -> None:
     """Keeps the run before as `.log.1`."""
+    if _is_in_use(log, if_unknown=False):
+        raise UserError(
+            f"{log} is in use: a server of this port still runs, perhaps at another address, or saves its state",
+            "stop it, or wait until it has ended, or give this one another --port",
+        )
     for old in logs_in(log.parent):
-        with contextlib.suppress(PermissionError):  # another user's, whom it is left to
+        with contextlib.suppress(OSError):  # another user's, whom it is left to, or gone
             old.chmod(OWN_FILE)  # earlier versions left them open to others
     with _explained(log):
         if log.exists():
@@ -44,6 +49,9 @@ def open_log(log: Path) -> BinaryIO:
     """To write at its end."""
     with _explained(log):
         log.parent.mkdir(mode=OWN_FOLDER, parents=True, exist_ok=True)
+        if log.parent.stat().st_uid == os.getuid():
+            with contextlib.suppress(OSError):
+                log.parent.chmod(OWN_FOLDER)  # earlier versions left it open to others
         file = os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWN_FILE), "ab")
     with contextlib.suppress(OSError):  # a file system without locks
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -60,15 +68,18 @@ def _explained(log: Path) -> Iterator[None]:
 
 def idle_logs(folder: Path) -> list[Path]:
     """Those that no running server writes."""
-    return [log for log in logs_in(folder) if not _is_in_use(log)]
+    return [log for log in logs_in(folder) if not _is_in_use(log, if_unknown=True)]
 
 
-def _is_in_use(log: Path) -> bool:
+def _is_in_use(log: Path, if_unknown: bool) -> bool:
+    """if_unknown: the answer where it cannot be told, such as on a file system without locks."""
     try:
         with log.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # somebody has it, or it cannot be told
+    except BlockingIOError:
         return True
+    except OSError:
+        return if_unknown
     return False
 
 
@@ -82,6 +93,8 @@ class Follower:
     def notices(self) -> Iterator[str]:
         """New lines about the cache that a person should see."""
         with contextlib.suppress(OSError), self._log.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._at:
+                self._at = 0  # somebody emptied it
             file.seek(self._at)
             for line in file:
                 if not line.endswith(b"\n"):

@@ -22,7 +22,7 @@ from typing import Protocol
 import requests
 
 from pyrun.errors import UserError
-from pyrun.server.ask import unverified
+from pyrun.server.ask import direct
 from pyrun.server.log import Follower, open_log
 from pyrun.server.restart import GiveUp, after_crash
 from pyrun.server.stop import LONGEST_SECONDS, MENTION_SECONDS, QUIET_SECONDS, Writing, is_overdue
@@ -104,7 +104,12 @@ class Supervisor:
                 self._after_exit(code)
         finally:
             self._shut_down()
-        self._listener(State.STOPPED, self._end)
+        self._tell(State.STOPPED, self._end)
+
+    def _tell(self, state: State, detail: str) -> None:
+        """At the end, when the terminal may be gone."""
+        with contextlib.suppress(OSError):
+            self._listener(state, detail)
 
     def _start(self) -> None:
         try:
@@ -153,8 +158,8 @@ class Supervisor:
 
     def _is_healthy(self) -> bool:
         try:
-            with unverified():
-                return requests.get(self._watched.health_url, timeout=2, verify=False).status_code == 200
+            with direct() as session:
+                return session.get(self._watched.health_url, timeout=2, verify=False).status_code == 200
         except requests.RequestException:
             return False
 
@@ -189,10 +194,10 @@ class Supervisor:
         process = self._process
         if process is None or process.poll() is not None:
             return
-        self._listener(State.STOPPING, f"pid {process.pid}")
         writing = Writing(process.pid)
         asked = last_write = time.monotonic()
         process.send_signal(signal.SIGTERM)
+        self._tell(State.STOPPING, f"pid {process.pid}")
         mentioned = False
         while process.poll() is None:
             now = time.monotonic()
@@ -200,7 +205,7 @@ class Supervisor:
                 last_write = now
                 if not mentioned and now - asked >= MENTION_SECONDS:
                     mentioned = True
-                    self._listener(State.SAVING, f"pid {process.pid}")
+                    self._tell(State.SAVING, f"pid {process.pid}")
             limits = (self._watched.stop_seconds, self._watched.longest_stop_seconds)
             if self._hurried or is_overdue(asked, last_write, now, *limits):
                 self._end = f"killed after {now - asked:.0f} s"
@@ -208,7 +213,8 @@ class Supervisor:
                 process.wait()
             else:
                 time.sleep(POLL_SECONDS)
-        self._look_into_log()  # saving is when a full disk is met
+        with contextlib.suppress(OSError):
+            self._look_into_log()  # saving is when a full disk is met
 
     def _log_tail(self) -> str:
         text = ""

@@ -393,7 +393,7 @@ def main() -> None:
     parser.add_argument("--stall", choices=("headers", "first", "pings", "between"), help="where to wait")
     parser.add_argument("--seconds", type=float, default=0.0, help="how long")
     options = parser.parse_args()
-    options.into.mkdir(parents=True, exist_ok=True)
+    options.into.mkdir(mode=0o700, parents=True, exist_ok=True)
     Handler.recorder = Recorder(options.into, options.stall, options.seconds)
     server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
     print(f"listening on http://127.0.0.1:{server.server_port}", file=sys.stderr)

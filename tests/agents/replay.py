@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.prose import expand
-
-Json = dict[str, Any]
+from agents.record import Json
 
 FIXTURES = Path(__file__).parent / "fixtures"
 BILLING = re.compile(r"x-anthropic-billing-header: ")

@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.prose import mark
-from agents.record import ANSWER, COMMAND, LOOKING
+from agents.record import ANSWER, COMMAND, LOOKING, Json
+from agents.replay import FIXTURES
 
-Json = dict[str, Any]
-
-FIXTURES = Path(__file__).parent / "fixtures"
 HEADERS = ("x-claude-code-session-id", "session-id", "thread-id", "x-session-id", "x-session-affinity")
 
 # What we typed ourselves while recording.
@@ -45,7 +43,7 @@ CHANGES = (
 )
 KEPT = re.compile("|".join([*CHANGES, *map(re.escape, (*TYPED, ANSWER, COMMAND, LOOKING))]))
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-IDS = re.compile(rf"{UUID}|\b[0-9a-f]{{64}}\b|\bses_\w+")
+IDS = re.compile(rf"{UUID}|\b(?:[0-9a-f]{{40}}|[0-9a-f]{{64}})\b|\bses_\w+")
 LONGEST_NAME = 64
 
 
@@ -92,8 +90,8 @@ class Scrubber:
         shape = found[0]
         if shape.startswith("ses_"):
             made = f"ses_{number:026}"
-        elif len(shape) == 64:
-            made = f"{number:064x}"
+        elif "-" not in shape:  # a hash
+            made = f"{number:0{len(shape)}x}"
         else:
             made = f"{number:08x}-0000-4000-8000-000000000000"
         return self.ids.setdefault(shape, made)
@@ -135,6 +133,7 @@ def main() -> None:
     folders = {
         options.project: "/home/user/project",
         options.home: "/home/user",
+        "/root": "/home/user",
         options.project.replace("/", "-"): "-home-user-project",
     }
     fixture = make_fixture(options.agent, options.version, recorded, options.first, Scrubber(folders))

@@ -26,7 +26,8 @@ def main() -> None:
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--save-seconds", type=float, help="write to disk for so long before ending")
     parser.add_argument("--say", action="append", default=[], help="a line for the log, after the start")
-    parser.add_argument("--api-key", help="answer everything but /health with 401 without it")
+    parser.add_argument("--api-key", help="answer everything but /health with 401 without it; or LLAMA_API_KEY")
+    parser.add_argument("--api-key-file", type=Path, help="its last line is the key")
     options, _ = parser.parse_known_args()  # the launcher gives more
 
     with options.journal.open("a") as journal:
@@ -42,7 +43,13 @@ def main() -> None:
     print("fake: listening", flush=True)
     for line in options.say:
         print(line, flush=True)
-    serve(options.port, time.monotonic() + options.load_seconds, options.api_key)
+    serve(options.port, time.monotonic() + options.load_seconds, find_key(options))
+
+
+def find_key(options: argparse.Namespace) -> str | None:
+    if options.api_key_file:
+        return str(options.api_key_file.read_text().splitlines()[-1])
+    return options.api_key or os.environ.get("LLAMA_API_KEY", "").split(",")[0] or None
 
 
 def save(path: Path, seconds: float) -> None:

@@ -54,11 +54,6 @@ def disk_bytes(folder: Path) -> int:
     return int(subprocess.run(["du", "-sB1", folder], capture_output=True, text=True).stdout.split()[0])
 
 
-@pytest.fixture
-def kv(tmp_path: Path) -> Path:
-    return tmp_path / "kv"
-
-
 # Slots
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-import threading
-import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,30 +17,34 @@ from toys.corpus import TEXT
 pytestmark = pytest.mark.server
 
 LINES = TEXT.splitlines()
-ONE_SLOT = ("--parallel", "1", "--ctx-size", "16384", "--cache-ssd-page-size", "32")
+ONE_SLOT = ("--parallel", "1", "--ctx-size", "16384", "--cache-ssd-page-size", "32", "--metrics")
 
 
-@pytest.fixture
-def kv(tmp_path: Path) -> Path:
-    return tmp_path / "kv"
+@contextmanager
+def occupied_slot(server: CacheServer) -> Iterator[None]:
+    """By an answer that is longer than anybody waits; hanging up ends it."""
+    body = {"prompt": "Once", "n_predict": 15_000, "ignore_eos": True, "stream": True}
+    with server.request("POST", "/completion", body, stream=True) as busy:
+        assert busy.status_code == 200
+        wait_until(lambda: server.get("/slots")[0]["is_processing"], 20, "the slot is busy")
+        yield
 
 
-def occupy_the_slot(server: CacheServer) -> threading.Thread:
-    busy = threading.Thread(target=lambda: server.complete("Once", n_predict=900, ignore_eos=True))
-    busy.start()
-    wait_until(lambda: server.get("/slots")[0]["is_processing"], 20, "the slot is busy")
-    return busy
+def waiting(server: CacheServer) -> int:
+    """Requests that no slot works on."""
+    found = re.search(r"^llamacpp:requests_deferred (\d+)$", server.request("GET", "/metrics").text, re.MULTILINE)
+    assert found
+    return int(found[1])
 
 
 def ask_behind(server: CacheServer, prompt: Tokens, user: str, path: str) -> list[Answer]:
     """Five requests wait for the slot while DELETE goes through."""
-    busy = occupy_the_slot(server)
     with ThreadPoolExecutor(5) as clients:
-        asked = [clients.submit(server.complete, prompt, 1, llama_user_id=user) for _ in range(5)]
-        time.sleep(0.5)
-        assert server.get("/slots")[0]["is_processing"], "the slot was free too early to show anything"
-        assert server.request("DELETE", path).status_code == 200
-        busy.join()
+        with occupied_slot(server):
+            asked = [clients.submit(server.complete, prompt, 1, llama_user_id=user) for _ in range(5)]
+            wait_until(lambda: waiting(server) == 5, 20, "all of them wait")
+            assert server.request("DELETE", path).status_code == 200
+            assert waiting(server) == 5, "the slot was free too early to show anything"
         return [answer.result() for answer in asked]
 
 

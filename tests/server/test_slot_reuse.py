@@ -17,11 +17,6 @@ TIE = 0.1
 ONE_SLOT = ("--parallel", "1", "--ctx-size", "4096", "-ctk", "f32", "-ctv", "f32")
 
 
-@pytest.fixture
-def kv(tmp_path: Path) -> Path:
-    return tmp_path / "kv"
-
-
 def three_prompts(server: CacheServer) -> list[Tokens]:
     """A short one, a long one with another first token, and one that shares 35 tokens with the long one."""
     text = server.tokens(" ".join(LINES[:12]))

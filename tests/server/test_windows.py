@@ -11,7 +11,7 @@ from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
 
-# With flash attention this processor rounds to 16 bits, differently for batches of other shapes.
+# With flash attention the CPU backend rounds to 16 bits, differently for batches of other shapes.
 EXACT = ("-ctk", "f32", "-ctv", "f32", "-fa", "off")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-TOOLS = ("sh", "cat", "cksum", "dirname", "find", "mkdir", "pwd", "readlink", "sort", "tail")
+TOOLS = ("sh", "cat", "cksum", "dirname", "find", "mkdir", "pwd", "readlink", "rm", "sort", "tail")
 
 
 @pytest.fixture
@@ -85,23 +85,93 @@ def test_another_folder_or_a_link_confuses_it(tmp_path: Path) -> None:
 # Stands for every Python: makes an environment whose programs, as real ones do, name the folder they were made in.
 INSTALLER = """
 case "$1 $2" in
-    "-m venv") mkdir -p "$4/bin"; printf '#!/bin/sh\\n. %s\\n' "$0" >"$4/bin/python"; chmod +x "$4/bin/python" ;;
-    "-m pip") made=${0%/*}/llama-run; printf '#!/bin/sh\\necho runs %s\\n' "$6" >"$made"; chmod +x "$made" ;;
+    "-m venv")
+        rm -rf "$4"/*
+        mkdir -p "$4/bin"; printf '#!/bin/sh\\n. %s\\n' "$0" >"$4/bin/python"; chmod +x "$4/bin/python" ;;
+    "-m pip") made=${0%/*}/llama-run; printf '#!/bin/sh\\necho runs %s %s\\n' "$PWD" "$6" >"$made"; chmod +x "$made" ;;
 esac
 """
+
+
+def add_installer(tools: Path) -> None:
+    (tools / "chmod").symlink_to(shutil.which("chmod") or "")
+    add_tool(tools, "c++", "exit 0")
+    add_tool(tools, "python3", INSTALLER)
 
 
 @pytest.mark.parametrize("take", [shutil.copytree, shutil.move])
 def test_clone_elsewhere_uses_the_environment_of_the_original(
     bare_machine: Path, take: Callable[[Path, Path], object]
 ) -> None:
-    (bare_machine / "chmod").symlink_to(shutil.which("chmod") or "")
-    add_tool(bare_machine, "c++", "exit 0")
-    add_tool(bare_machine, "python3", INSTALLER)
+    add_installer(bare_machine)
     old, new = bare_machine.parent / "clone", bare_machine.parent / "elsewhere"
-    assert bootstrap(bare_machine).stdout == f"runs {old}\n"
+    assert bootstrap(bare_machine).stdout == f"runs {old} .\n"
     take(old, new)
     first, second = bootstrap(bare_machine, "elsewhere"), bootstrap(bare_machine, "elsewhere")
-    assert first.stdout == second.stdout == f"runs {new}\n", first.stderr
+    assert first.stdout == second.stdout == f"runs {new} .\n", first.stderr
     assert f"this clone was copied or moved from {old}: making its environment again" in first.stderr
     assert second.stderr == "", "once is enough"
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_what_a_linked_environment_leads_to_is_emptied(bare_machine: Path, is_broken: bool) -> None:
+    add_installer(bare_machine)
+    venv, other = bare_machine.parent / "clone" / ".venv", bare_machine.parent / "other"
+    venv.symlink_to(other)
+    if not is_broken:
+        other.mkdir()
+        (other / "precious").touch()
+    result = bootstrap(bare_machine)
+    assert result.stdout == f"runs {venv.parent} .\n", result.stderr
+    assert not venv.is_symlink() and (other / "precious").exists() != is_broken
+
+
+# As pip writes them: the second where the path is too long, or has spaces.
+SHEBANGS = ("#!{}/bin/python3.12\n", '#!/bin/sh\n\'\'\'exec\' "{}/bin/python3.12" "$0" "$@"\n')
+
+
+@pytest.mark.parametrize("shebang", SHEBANGS)
+@pytest.mark.parametrize("stamp", [None, "installed by an earlier version\n"])
+def test_environment_without_its_place_is_emptied_in_silence(
+    bare_machine: Path, shebang: str, stamp: str | None
+) -> None:
+    add_installer(bare_machine)
+    clone = bare_machine.parent / "clone"
+    venv = clone / ".venv"
+    bootstrap(bare_machine)
+    for place, is_moved in ((clone, False), (Path("/some where/else"), True)):
+        (venv / "precious").touch()
+        (venv / ".llama-run-inputs").unlink()
+        if stamp:
+            (venv / ".llama-run-inputs").write_text(stamp)
+        (venv / "bin" / "llama-run").write_text(shebang.format(place / ".venv"))
+        result = bootstrap(bare_machine)
+        assert result.stdout == f"runs {clone} .\n", result.stderr
+        assert (f"copied or moved from {place}:" in result.stderr) == is_moved
+        assert (venv / "precious").exists() != is_moved
+
+
+def test_environment_made_by_hand_is_emptied(bare_machine: Path) -> None:
+    add_installer(bare_machine)
+    clone = bare_machine.parent / "clone"
+    bootstrap(bare_machine)
+    (clone / ".venv" / "precious").touch()
+    for name in (".llama-run-inputs", "bin/llama-run"):
+        (clone / ".venv" / name).unlink()
+    assert bootstrap(bare_machine).stdout == f"runs {clone} .\n" and (clone / ".venv" / "precious").exists()
+
+
+def test_environment_whose_python_is_gone_is_used(bare_machine: Path) -> None:
+    add_installer(bare_machine)
+    bootstrap(bare_machine)
+    (bare_machine.parent / "clone" / ".venv" / "bin" / "python").unlink()
+    first, second = bootstrap(bare_machine), bootstrap(bare_machine)
+    assert "does not run: making its environment again" in first.stderr and second.stderr == ""
+
+
+def test_clone_whose_name_looks_like_extras_is_not_installed(bare_machine: Path) -> None:
+    add_installer(bare_machine)
+    clone = bare_machine.parent / "clone"
+    clone.rename(clone.with_name("clone[x]"))
+    result = bootstrap(bare_machine, "clone[x]")
+    assert result.stdout == f"runs {clone}[x] .\n", result.stderr

@@ -16,7 +16,7 @@ from helpers import ROOT
 from pyrun.cli.main import main
 from pyrun.console import duration, size
 from pyrun.docs import cli_page
-from pyrun.server.address import find_key
+from pyrun.server.address import choose_address, find_key
 from pyrun.server.ask import ask
 
 PIN = (ROOT / "llama.cpp" / "upstream.toml").read_text()
@@ -244,6 +244,14 @@ def test_own_questions_are_refused(tmp_path: Path, extra: str, variable: str | N
 
 
 @pytest.mark.parametrize(
+    ("extra", "expected"), [((), "/from-variable"), (("--api-prefix", "/x"), "/x"), (("--api-prefix", ""), "")]
+)
+def test_empty_prefix_does_not_count(extra: tuple[str, ...], expected: str) -> None:
+    address = choose_address(None, None, extra, {"LLAMA_ARG_API_PREFIX": "/from-variable"})
+    assert address.url == f"http://127.0.0.1:9090{expected}"
+
+
+@pytest.mark.parametrize(
     ("arguments", "variables", "warns"),
     [
         ("", {}, False),
@@ -252,6 +260,7 @@ def test_own_questions_are_refused(tmp_path: Path, extra: str, variable: str | N
         ("-- --host 127.0.0.1,0.0.0.0", {}, True),
         ("", {"LLAMA_ARG_HOST": "0.0.0.0"}, True),
         ("--host 127.0.0.1", {"LLAMA_ARG_HOST": "0.0.0.0"}, False),
+        ("--host LOCALHOST,[::1]", {}, False),
         ("--host 0.0.0.0 -- --host 127.0.0.1", {}, False),
         ("--host 0.0.0.0 -- --api-key x", {}, False),
         ("--host 0.0.0.0", {"LLAMA_API_KEY": "x"}, False),

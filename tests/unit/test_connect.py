@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tomlkit
@@ -29,8 +29,10 @@ class Served(BaseHTTPRequestHandler):
 
     models: tuple[str, ...] = ("toy",)
     context: object = 8192
+    asked: ClassVar[list[str]] = []
 
     def do_GET(self) -> None:
+        self.asked.append(self.path)
         about = {"/v1/models": {"data": [{"id": name} for name in self.models]}}
         props = {"default_generation_settings": {"n_ctx": self.context}}
         content = json.dumps(about.get(self.path.split("?")[0], props)).encode()
@@ -86,6 +88,35 @@ def test_several_models_are_a_choice(url: str, monkeypatch: pytest.MonkeyPatch) 
         assert caught.value.hint == "choose one with --model: small, large"
 
 
+def test_a_model_is_named_whatever_its_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Served, "asked", [])
+    monkeypatch.setattr(Served, "models", ("small", "a&b #1"))
+    assert find_endpoint(url, None, "a&b #1").model == "a&b #1"
+    assert Served.asked[-1] == "/props?model=a%26b%20%231"
+
+
+def test_the_address_may_lack_its_scheme(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "codex", "--url", url.removeprefix("http://"))
+    assert code == 0 and f'base_url = "{url}/v1"' in out and f"toy at {url}" in err
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "ALL_PROXY"])
+def test_a_proxy_is_not_asked_for_this_machine(url: str, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for address in (url, url.replace("127.0.0.1", "LOCALHOST")):
+        assert find_endpoint(address, None).model == "toy"
+
+
+def test_a_list_of_keys_is_not_a_key(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_API_KEY", "first,second")
+    _, out, err = run(capsys, "codex", "--url", url)
+    assert "export LLAMA_API_KEY=first\n" in out and "LLAMA_API_KEY has to be set where it runs" in err
+
+
 def test_a_server_without_model_or_context_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Served, "context", None)
     with pytest.raises(UserError, match="does not say how long the context is"):
@@ -129,6 +160,7 @@ def test_every_agent_gets_the_key_or_the_name_of_its_variable(agent: str, tmp_pa
         ("codex", "CODEX_HOME", "config.toml"),
         ("continue", "CONTINUE_GLOBAL_DIR", "config.yaml"),
         ("llm", "LLM_USER_PATH", "extra-openai-models.yaml"),
+        ("llm", "XDG_CONFIG_HOME", "io.datasette.llm/extra-openai-models.yaml"),
         ("zed", "XDG_CONFIG_HOME", "zed/settings.json"),
     ],
 )
@@ -183,16 +215,47 @@ def test_settings_of_every_agent_can_be_read_back(agent: str, tmp_path: Path) ->
     ("kind", "text", "problem"),
     [
         (Format.JSON, "// Zed settings\n{}\n", "has comments"),
+        (Format.JSON, '{\n  "a": 1 // mine\n}', "has comments"),
+        (Format.JSON, '{"a": "https://x/*",}', "is not JSON"),
         (Format.JSON, '{"a": 1,}', "is not JSON"),
+        (Format.JSON, '{"a": "\\ud800"}', "has half a character"),
+        (Format.JSON, '{"a": ' * 100_000, "is nested too deeply"),
         (Format.JSON, "[1]", "has list where model belong"),
         (Format.TOML, "a = = 1", "is not TOML"),
         (Format.YAML, "a: [1", "is not YAML"),
         (Format.YAML, "- a\n", "where model belong"),
+        (Format.YAML, "[" * 100_000, "is nested too deeply"),
+        (Format.YAML, "%YAML 1.2\n# mine\n---\na: 1\n", "begins or ends a document"),
+        (Format.YAML, "a: 1\n...\n# mine\n", "begins or ends a document"),
+        (Format.YAML, "null\n", "cannot be added to"),
     ],
 )
 def test_what_cannot_be_merged_is_told(kind: Format, text: str, problem: str) -> None:
     with pytest.raises(UnmergeableError, match=problem):
         merge(text, ConfigFile(Path("any"), kind, {"model": "m"}))
+
+
+def test_comments_alone_are_kept() -> None:
+    for text in ("# mine\n\n# model: old\n", "# mine"):
+        merged = merge(text, ConfigFile(Path("any"), Format.YAML, {"model": "m"}))
+        assert merged == f"{text.rstrip()}\nmodel: m\n"
+
+
+def test_an_anchor_is_not_changed_through_its_alias() -> None:
+    text = "other: &it\n  er: 1\ndeep: *it\n"
+    with pytest.raises(UnmergeableError, match="cannot be added to"):
+        merge(text, ConfigFile(Path("any"), Format.YAML, {"deep": {"er": 2}}))
+    kept = merge(text, ConfigFile(Path("any"), Format.YAML, {"model": "m"}))
+    assert kept == text + "model: m\n"
+
+
+@pytest.mark.parametrize("kind", Format)
+def test_line_ends_stay_as_they_were(kind: Format, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(KEPT[kind].replace("\n", "\r\n").encode())
+    wanted = ConfigFile(path, kind, {"model": "m"})
+    apply(plan(wanted))
+    assert path.read_bytes().decode() == merge(KEPT[kind], wanted).replace("\n", "\r\n")
 
 
 # Writing.
@@ -202,7 +265,9 @@ def test_the_file_of_before_is_kept_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     path.write_text('{"a": 1}')
     path.chmod(0o640)
-    kept = [apply(plan(ConfigFile(path, Format.JSON, {"b": n}))) for n in (1, 2)]
+    kept = [apply(plan(ConfigFile(path, Format.JSON, {"b": 1})))]
+    path.write_text(path.read_text())  # by somebody else
+    kept.append(apply(plan(ConfigFile(path, Format.JSON, {"b": 2}))))
     assert [json.loads(one.read_text()) for one in kept if one] == [{"a": 1}, {"a": 1, "b": 1}]
     assert [one.name for one in kept if one] == ["settings.json.before-llama-run", "settings.json.before-llama-run-2"]
     assert json.loads(path.read_text()) == {"a": 1, "b": 2}
@@ -214,6 +279,45 @@ def test_a_new_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "new" / "config.toml"
     assert apply(plan(ConfigFile(path, Format.TOML, {"key": "secret"}))) is None
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_of_ours_is_not_kept_unless_it_was_changed(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    assert [apply(plan(ConfigFile(path, Format.JSON, {"key": n}))) for n in range(3)] == [None] * 3
+    assert [one.name for one in tmp_path.iterdir()] == ["settings.json"]
+    path.write_text('{"key": 7}')
+    assert apply(plan(ConfigFile(path, Format.JSON, {"key": 8}))) is not None
+
+
+def test_a_key_makes_its_file_and_the_one_of_before_private(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"key": "old"}')
+    path.chmod(0o644)
+    kept = apply(plan(ConfigFile(path, Format.JSON, {"key": "new"}, secret=True)))
+    assert kept is not None and [one.stat().st_mode & 0o777 for one in (path, kept)] == [0o600, 0o600]
+    path.chmod(0o644)
+    again = plan(ConfigFile(path, Format.JSON, {"key": "new"}, secret=True))
+    assert again.is_needed and again.is_open and apply(again) is None
+    assert path.stat().st_mode & 0o777 == 0o600 and not plan(ConfigFile(path, Format.JSON, {"key": "new"})).is_needed
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_files_with_a_key_are_known(agent: str, tmp_path: Path) -> None:
+    for key in (None, "s3cret"):
+        for file in AGENTS[agent](Endpoint(AT.url, AT.model, AT.context, key), User(tmp_path, {})).files:
+            assert file.secret == ("s3cret" in render(file))
+
+
+@pytest.mark.parametrize("before", [None, "{}"])
+def test_what_an_agent_writes_meanwhile_is_not_overwritten(tmp_path: Path, before: str | None) -> None:
+    path = tmp_path / "settings.json"
+    if before is not None:
+        path.write_text(before)
+    change = plan(ConfigFile(path, Format.JSON, {"a": 1}))
+    path.write_text('{"b": 2}')
+    with pytest.raises(UserError, match="was changed by somebody else in the meantime"):
+        apply(change)
+    assert path.read_text() == '{"b": 2}'
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -248,9 +352,28 @@ def test_writing_asks_first(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: str, written: bool
 ) -> None:
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda prompt: answer.strip())
+    monkeypatch.setattr("pyrun.console.is_interactive", lambda: True)
     code, _, err = run(capsys, "codex", "--url", url, "--write")
     assert (Path.home() / ".codex" / "config.toml").exists() == written
     assert (code == 0) == written and ("is written" in err) == written
+
+
+def test_without_a_terminal_nobody_is_asked(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "codex", "--url", url, "--write")
+    path = Path.home() / ".codex" / "config.toml"
+    assert code == 1 and f"error: this would write {path} hint: add --yes" in err and not path.exists()
+
+
+def test_a_key_in_an_open_file_is_said(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_API_KEY", "s3cret")
+    path = Path.home() / ".aider.conf.yml"
+    path.write_text("# mine\n")
+    path.chmod(0o644)
+    err = run(capsys, "aider", "--url", url, "--write", "--yes")[2]
+    assert f"note: {path} has a key in it: from now on only you can read it" in err
+    assert path.stat().st_mode & 0o777 == 0o600 and path.read_text().startswith("# mine\n")
 
 
 def test_writing_twice_says_so(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,10 @@ import pytest
 from fakes.models import gguf_bytes
 from helpers import ROOT, free_port, wait_until
 
+from pyrun.cli.server import example
+from pyrun.server.address import Address, find_key
+from pyrun.server.log import open_log
+
 FAKE = ROOT / "tests" / "fakes" / "fake_server.py"
 MODULE = (sys.executable, "-m", "pyrun")
 
@@ -95,7 +99,6 @@ def test_port_that_is_named_elsewhere_is_not_watched(launch: Launch, arguments: 
 @pytest.mark.parametrize(
     ("arguments", "variables"),
     [
-        (["--api-key", '$a"b'], {}),
         (["--api-key-file", "{clone}/key s"], {}),
         ([], {"LLAMA_API_KEY": "{key},c"}),
         ([], {"LLAMA_API_KEY": "{key}"}),
@@ -108,8 +111,7 @@ def test_printed_command_is_refused(
     (tmp_path / "key s").write_text(f"# mine\n\n{key}\n")
     words = [word.replace("{clone}", str(tmp_path)) for word in arguments]
     given = {name: value.replace("{key}", key) for name, value in variables.items()}
-    # The stand-in takes one key, and only from its flag.
-    one = launch("--port", "{port}", "--", *words, *([] if "--api-key" in words else ["--api_key", key]), **given)
+    one = launch("--port", "{port}", "--", *words, **given)
     one.wait_for("try: curl")
     assert "cache: off: it is a fake" in one.said(), "our own question was refused"
     line = next(line for line in one.said().splitlines() if line.startswith("try: "))
@@ -117,7 +119,17 @@ def test_printed_command_is_refused(
     environment = {**os.environ, **given}
     shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment).stdout
     assert f"Authorization: Bearer {key}\n" in shown
-    assert key not in line or "--api-key" in words, "a key that was kept off the screen is shown"
+    assert '"b' not in line.replace("\\", ""), "a key that was kept off the screen is shown"
+
+
+def test_key_is_printed_into_a_file(launch: Launch) -> None:
+    key = '$a"b'
+    one = launch("--port", "{port}", "--", "--api-key", key)
+    one.wait_for("try: curl")
+    assert "Authorization: Bearer ***" in one.said() and key not in one.said() and "$a" not in one.said()
+    script = f"curl() {{ printf '%s\\n' \"$@\"; }}; {example(Address(), find_key(('--api-key', key), {}), True)}"
+    shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True).stdout
+    assert f"Authorization: Bearer {key}\n" in shown, "a person can copy it"
 
 
 def test_path_of_the_log_is_erased_and_others_read_it(launch: Launch, tmp_path: Path) -> None:
@@ -130,11 +142,40 @@ def test_path_of_the_log_is_erased_and_others_read_it(launch: Launch, tmp_path: 
     log = tmp_path / "logs" / f"server-{one.port}.log"
     assert f"log: {log}\n" in one.said() and "loading a.gguf\n" in one.said()
     assert log.stat().st_mode & 0o777 == old.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
 
 
 def test_folder_of_the_log_is_open_to_others(launch: Launch, tmp_path: Path) -> None:
     launch("--port", "{port}").wait_for("ready at")
     assert (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+
+
+def test_log_in_use_is_taken_away(launch: Launch, tmp_path: Path) -> None:
+    log = tmp_path / "logs" / f"server-{free_port()}.log"
+    with open_log(log) as file:
+        file.write(b"of the other")
+        file.flush()
+        one = launch("--port", log.stem.removeprefix("server-"))
+        assert (
+            one.process.wait(30) == 1 and f"error: {log} is in use: " in one.said() and "another --port" in one.said()
+        )
+        assert log.read_text() == "of the other"
+
+
+def test_nohup_is_not_heard(launch: Launch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited
+    try:
+        one = launch("--port", "{port}")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    one.wait_for("ready at")
+    one.process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert one.process.poll() is None and "stopping" not in one.said()
+    other = launch("--port", "{port}")
+    other.wait_for("ready at")
+    other.process.send_signal(signal.SIGHUP)
+    assert other.process.wait(20) == 0 and "stopped" in other.said()
 
 
 def test_second_ctrl_c_is_swallowed(launch: Launch) -> None:
@@ -144,7 +185,7 @@ def test_second_ctrl_c_is_swallowed(launch: Launch) -> None:
     one.wait_for("stopping llama-server (Ctrl-C again kills it: what is not saved is evaluated again)")
     time.sleep(0.3)
     one.process.send_signal(signal.SIGINT)
-    assert one.process.wait(5) == 0 and "stopped: killed after" in one.said()
+    assert one.process.wait(20) == 0 and "stopped: killed after" in one.said()
 
 
 def test_cache_that_stores_nothing_is_silent(launch: Launch) -> None:
@@ -153,6 +194,13 @@ def test_cache_that_stores_nothing_is_silent(launch: Launch) -> None:
     one.wait_for("the cache is storing again")
     assert one.said().count("warning: the cache is not storing: the disk is full.") == 1
     assert "--cache-ssd-max-size" in one.said()
+
+
+def test_more_space_is_advised_for_a_folder_that_is_gone(launch: Launch) -> None:
+    reason = "/kv/f1: somebody removed this folder while it was in use; a restart makes it anew"
+    one = launch("--port", "{port}", "--", "--say", f"0.01.234.567 W cache: not storing: {reason}")
+    one.wait_for(f"warning: the cache is not storing: {reason}\n")
+    assert "free space" not in one.said() and "--cache-ssd-max-size" not in one.said()
 
 
 def test_ctrl_c_while_loading_gives_a_traceback(tmp_path: Path) -> None:
@@ -201,6 +249,10 @@ def test_logs_outlive_the_wiping(launch: Launch, tmp_path: Path) -> None:
     assert asked.returncode == 1 and "this would remove 0 conversations and 1 log, " in asked.stderr
     narrow = subprocess.run([*command, "--yes", "--model", "f1"], capture_output=True, text=True, env=environment)
     assert narrow.returncode == 1 and gone.exists()
+    other = [*command, "--yes", "--cache-ssd", str(tmp_path / "other")]
+    (tmp_path / "other").mkdir()
+    elsewhere = subprocess.run(other, capture_output=True, text=True, env=environment)
+    assert "nothing is stored" in elsewhere.stderr and gone.exists()
     done = subprocess.run([*command, "--yes", "--json"], capture_output=True, text=True, env=environment)
     told = json.loads(done.stdout)
     assert (told["logs"], told["bytes_freed"]) == ([str(gone)], before)
