@@ -67,7 +67,7 @@ def test_waiting_clients_are_told_and_the_prompt_is_kept(serve: Serve, kv: Path,
     again = server.complete(tokens[:300], n_predict=1)
     assert again.reused >= 64, f"{again.timings}: seconds of a prompt were evaluated and lost"
     cold = serve(model, *flags).complete(tokens[:300], n_predict=1, cache_prompt=False)
-    assert again.apart(cold) < 0.1
+    assert again.apart(cold) < 0.3  # products of quantised weights round differently in batches of other sizes
 
 
 def test_answer_in_the_making_is_kept(serve: Serve, kv: Path) -> None:
