@@ -16,8 +16,8 @@ from cache_server import Answer, CacheServer, Messages, Tokens, say
 from .operations import ANSWER_TOKENS, Edited, Further, Parted, Prompt, Raw, Talk
 
 TOP = 10  # of the likeliest tokens whose log-probabilities are compared
-# In log-probabilities. With all in f32, evaluations in other batches differ by 0.00001 at most, and by 0.003 where the CPU
-# backend looks GELU up in a table of 16 bits (swa-gemma3).
+# In log-probabilities. With all in f32, evaluations in other batches differ by 0.00001 at most, and by 0.003 where the
+# CPU backend looks GELU up in a table of 16 bits (swa-gemma3).
 SAME = 0.005
 TIE = 0.1  # what rounding makes of it where a router or the choice of a token was close
 
@@ -86,16 +86,20 @@ class Referee:
         return Verdict(nearest, is_wrong=True)
 
     def _opinions(self, tokens: Tokens, reused: int) -> Iterator[Answer]:
-        """The same prompt in two pieces: where the other server cut it, and elsewhere."""
+        """The same prompt in two pieces: where the other server cut it, and elsewhere. And with the last tokens that it
+        reused one by one, as they were when they were an answer."""
         size = len(tokens)
         for cut in sorted({reused, size // 3, size // 2, size - 4, size - 1}):
             if 0 < cut < size:
                 yield self._evaluate(tokens, cut)
+        if ANSWER_TOKENS < reused < size:
+            for first in {reused - ANSWER_TOKENS, reused - 2}:
+                yield self._evaluate(tokens, *range(first, reused + 1))
 
-    def _evaluate(self, tokens: Tokens, cut: int = 0) -> Answer:
-        if cut:
-            self.server.complete(tokens[:cut], n_predict=0, cache_prompt=False)
-        answer = self.server.complete(tokens, ANSWER_TOKENS, n_probs=TOP, cache_prompt=cut > 0)
+    def _evaluate(self, tokens: Tokens, *cuts: int) -> Answer:
+        for n, cut in enumerate(cuts):
+            self.server.complete(tokens[:cut], n_predict=0, cache_prompt=n > 0)
+        answer = self.server.complete(tokens, ANSWER_TOKENS, n_probs=TOP, cache_prompt=bool(cuts))
         assert len(answer.tokens) == ANSWER_TOKENS, answer.timings
         return answer
 
