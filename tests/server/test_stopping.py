@@ -111,6 +111,29 @@ def test_body_without_bottom_ends_nobody(serve: Serve, kv: Path) -> None:
     assert server.process.poll() is None and server.is_healthy()
 
 
+def test_what_a_client_did_wrong_is_not_called_the_servers_fault(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "2048", "--jinja", cache=kv)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    source = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+    bodies: list[tuple[str, dict[str, Any], str]] = [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [picture]}]},
+            "image input is not supported",
+        ),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}, "image"),
+        ("/v1/messages", {"max_tokens": 5}, "'messages' is required"),
+        ("/v1/chat/completions", {"max_tokens": 5}, "'messages' is required"),
+        ("/v1/responses", {"max_output_tokens": 5}, "'input' is required"),
+    ]
+    for path, body, message in bodies:
+        answer = server.request("POST", path, body)
+        told = answer.json()
+        assert answer.status_code == 400 and message in told["error"]["message"], f"{path}: {answer.text}"
+        assert (told.get("type") == "error") == (path == "/v1/messages"), "Anthropic's clients know errors by this"
+        assert told["error"]["type"] == "invalid_request_error"
+
+
 def test_invalid_json_is_the_clients_fault(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "2048", cache=kv)
     for path in ("/completion", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/tokenize"):
