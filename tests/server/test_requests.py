@@ -11,7 +11,7 @@ from cache_server import CacheServer, Serve, say, toy
 from click.testing import CliRunner
 from toys.corpus import TEXT
 
-from pyrun.cli.cache import cache_group
+from pyrun.cli.main import cli
 
 pytestmark = pytest.mark.server
 
@@ -55,9 +55,9 @@ def test_prompt_that_parts_early_is_told_with_words(
     assert advice in newest["parted"]["advice"] and " | " in newest["parted"]["words"]
     assert newest["tokens_answered"] == 1 and newest["at_ms"] >= oldest["at_ms"]
 
-    shown = CliRunner().invoke(cache_group, ["why", "--url", server.url], catch_exceptions=False)
+    shown = CliRunner().invoke(cli, ["cache", "why", "--url", server.url], catch_exceptions=False)
     assert shown.exit_code == 0 and advice in shown.output and "parted at token" in shown.output
-    told = CliRunner().invoke(cache_group, ["why", "--url", server.url, "--json", "-n", "1"], catch_exceptions=False)
+    told = CliRunner().invoke(cli, ["cache", "why", "--url", server.url, "--json", "-n", "1"], catch_exceptions=False)
     (only,) = json.loads(told.output)
     assert (only["reused"], only["advice"]) == (newest["tokens_reused"], newest["parted"]["advice"])
 
