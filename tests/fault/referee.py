@@ -16,8 +16,8 @@ from cache_server import Answer, CacheServer, Messages, Tokens, say
 from .operations import ANSWER_TOKENS, Edited, Further, Parted, Prompt, Raw, Talk
 
 TOP = 10  # of the likeliest tokens whose log-probabilities are compared
-# In log-probabilities. With all in f32, evaluations in other batches differ by 0.00001 at most, and by 0.003 where the
-# CPU backend looks GELU up in a table of 16 bits (swa-gemma3).
+# In log-probabilities. With all in f32, evaluations in other batches differ by 0.00001 at most, but those of
+# swa-gemma3 by 0.003, presumably because the CPU backend looks GELU up in a table of 16 bits.
 SAME = 0.005
 TIE = 0.1  # what rounding makes of it where a router or the choice of a token was close
 

@@ -28,11 +28,6 @@ USERS = ("ann", "ben", "cleo", "dan", "eve")
 SLOTS = ("--parallel", "4", "--ctx-size", "8192")
 
 
-@pytest.fixture
-def kv(tmp_path: Path) -> Path:
-    return tmp_path / "kv"
-
-
 def user_key(user: str) -> str:
     return _kernels.user_key(user).hex()
 
