@@ -11,10 +11,10 @@ from helpers import ROOT
 HTTP = (ROOT / "docs" / "http-api.md").read_text()
 CACHE = (ROOT / "docs" / "cache.md").read_text()
 SERVER = ROOT / "kernels" / "server"
-STATUS = (SERVER / "cache_status.cpp").read_text()
+STATUS = (SERVER / "cache" / "cache_admin.cpp").read_text()
 REPORT = (SERVER / "cache_report.cpp").read_text()
-ROUTES = (SERVER / "routes.cpp").read_text() + (SERVER / "expert_routes.cpp").read_text()
-EXPERTS = (SERVER / "expert_view.cpp").read_text()
+ROUTES = (SERVER / "routes.cpp").read_text() + (SERVER / "experts" / "expert_routes.cpp").read_text()
+EXPERTS = (SERVER / "experts" / "expert_view.cpp").read_text()
 ARGS = (SERVER / "cache_args.cpp").read_text()
 OPTIONS = (SERVER / "cache_options.h").read_text()
 COUNTERS = (ROOT / "kernels" / "kvtier" / "counters.h").read_text()
@@ -47,9 +47,9 @@ def names(function: str) -> list[str]:
     return found
 
 
-DESCRIBED = body(STATUS, "cache_core::describe")
+DESCRIBED = body(STATUS, "cache_admin::describe")
 WHOLE = body((SERVER / "state_cache.cpp").read_text(), "state_cache::describe")
-LOGGED = body((SERVER / "request_log.cpp").read_text(), "request_log::describe")
+LOGGED = body((SERVER / "cache" / "request_log.cpp").read_text(), "request_log::describe")
 IN_PARTED = {"words", "early", "advice"}
 REQUESTS = body(STATUS, "summary_of")
 SPEED = DESCRIBED[DESCRIBED.index('"speed"') : DESCRIBED.index('"last_error"')]
@@ -68,8 +68,8 @@ FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
         ("state", keys(body(STATUS, "measured"))),
         ("counters", re.findall(r"X\((\w+),", COUNTERS)),
         ("damaged", set(re.findall(r'return "(\w+)";', DAMAGE)) - {"none", "unknown"}),
-        ("Users", keys(body(STATUS, "cache_core::describe_user"))),
-        ("GET /cache/conversations", keys(body(STATUS, "cache_core::conversations"))),
+        ("Users", keys(body(STATUS, "cache_admin::describe_user"))),
+        ("GET /cache/conversations", keys(body(STATUS, "cache_admin::conversations"))),
         ("GET /expert-stats", EXPERT_FIELDS),
         ("GET /metrics", re.findall(r'add_metric\(out, "(\w+)"', STATUS)),
         ("cache_source", names("cache_source_name")),

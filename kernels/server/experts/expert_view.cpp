@@ -1,4 +1,4 @@
-#include "server/expert_view.h"
+#include "server/experts/expert_view.h"
 
 #include "llama/expert_stats.h"
 

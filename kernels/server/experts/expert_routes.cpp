@@ -1,6 +1,6 @@
-#include "server/expert_routes.h"
+#include "server/experts/expert_routes.h"
 
-#include "server/expert_view.h"
+#include "server/experts/expert_view.h"
 
 #include <stdexcept>
 

@@ -1,5 +1,4 @@
-// Opening and closing the cache: which folder, how large, for which model.
-#include "server/cache_core.h"
+#include "server/cache/cache_stores.h"
 
 #include "kvtier/file_names.h"
 #include "llama/build_info.h"
@@ -66,46 +65,22 @@ static void warn_of_writers(const std::string & folder) {
     }
 }
 
-cache_core::cache_core(const common_params & params, llama_context * target, llama_context * draft, server_queue & queue,
-                       std::atomic<bool> & stopping) :
-    target_ctx(target), draft_ctx(draft), queue(queue), server_stops(stopping),
-    n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
-    checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)),
-    metadata_users(params.cache_ssd.metadata_users), min_similarity(params.slot_prompt_similarity), root_dir(params.cache_ssd.path),
-    records(static_cast<size_t>(params.n_parallel)), notices(static_cast<size_t>(params.n_parallel)),
-    defaults(params.lora_adapters) {}
-
-status cache_core::open(const common_params & params, llama_context * target, llama_context * draft,
-                        server_queue & queue, std::atomic<bool> & stopping, std::shared_ptr<cache_core> & out) {
-    if (llama_get_memory(target) == nullptr) {
-        return status::incompatible("this model keeps no state");
+// A fifth of the disk's free space. What the cache itself takes counts as free: its share must not shrink from start to start.
+static status default_limit(const std::string & root_dir, uint64_t & out) {
+    kvtier::env & env        = kvtier::posix_env();
+    uint64_t      free_bytes = 0;
+    uint64_t      taken      = 0;
+    if (status s = env.free_space(root_dir, free_bytes); !s.is_ok()) {
+        return s;
     }
-    std::shared_ptr<cache_core> made(new cache_core(params, target, draft, queue, stopping));
-    status s = made->open_stores(params);
-    if (s.is_ok()) {
-        made->give_up_batches_when_stopping();
-        made->reader = std::thread([core = made.get()] { core->run_reader(); });
-        out = std::move(made);
-    }
-    return s;
+    (void) kvtier::measure_tree(env, root_dir, taken).is_ok();
+    out = std::min<uint64_t>((free_bytes + taken) / 5, 64 * GiB);
+    return status::ok();
 }
 
-// Evaluating a batch can take half a minute on a slow processor, and stopping should not. Backends that can be interrupted leave
-// complete rows behind for all tokens but the batch's last ones; folded state, and a draft's, would be neither here nor there.
-void cache_core::give_up_batches_when_stopping() {
-    if (!target->folded() && draft_ctx == nullptr) {
-        llama_set_abort_callback(target_ctx, [](void * stops) { return static_cast<std::atomic<bool> *>(stops)->load(); },
-                                 &server_stops);
-    }
-}
-
-status cache_core::open_stores(const common_params & params) {
-    for (const common_adapter_lora_info & adapter : params.lora_adapters) {
-        if (status s = file_key(adapter.path, adapter_keys[adapter.path]); !s.is_ok()) {
-            return s;
-        }
-    }
-    if (status s = open_store(params, target_ctx, params.model.path, params.cache_type_k, params.cache_type_v, target); !s.is_ok()) {
+status cache_stores::open(const common_params & params, llama_context * target_ctx, llama_context * draft_ctx) {
+    root_dir = params.cache_ssd.path;
+    if (status s = open_one(params, target_ctx, params.model.path, params.cache_type_k, params.cache_type_v, target); !s.is_ok()) {
         return s;
     }
 
@@ -114,8 +89,8 @@ status cache_core::open_stores(const common_params & params) {
     const common_params_speculative & spec = params.speculative;
     const bool simple = std::find(spec.types.begin(), spec.types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE) != spec.types.end();
     if (draft_ctx != nullptr && simple && spec.has_dft()) {
-        const status s = open_store(params, draft_ctx, spec.draft.mparams.path, spec.draft.cache_type_k,
-                                    spec.draft.cache_type_v, draft);
+        const status s = open_one(params, draft_ctx, spec.draft.mparams.path, spec.draft.cache_type_k,
+                                  spec.draft.cache_type_v, draft);
         if (!s.is_ok()) {
             LOG_WRN("cache: the draft model's state is not kept: %s\n", s.message().c_str());
         }
@@ -123,7 +98,7 @@ status cache_core::open_stores(const common_params & params) {
     return status::ok();
 }
 
-status cache_core::open_store(const common_params & params, llama_context * ctx, const std::string & model_path,
+status cache_stores::open_one(const common_params & params, llama_context * ctx, const std::string & model_path,
                               ggml_type type_k, ggml_type type_v, std::unique_ptr<sequence_store> & out) {
     kvtier::env &         env  = kvtier::posix_env();
     const cache_options & want = params.cache_ssd;
@@ -152,17 +127,12 @@ status cache_core::open_store(const common_params & params, llama_context * ctx,
     }
     if (target == nullptr) {
         warn_of_writers(root_dir);
-        uint64_t free_bytes = 0;
-        if (want.max_bytes == 0) {
-            if (status s = env.free_space(root_dir, free_bytes); !s.is_ok()) {
+        uint64_t limit = want.max_bytes;
+        if (limit == 0) {
+            if (status s = default_limit(root_dir, limit); !s.is_ok()) {
                 return s;
             }
-            // What the cache itself takes must not shrink its own share from start to start.
-            uint64_t taken = 0;
-            (void) kvtier::measure_tree(env, root_dir, taken).is_ok();
-            free_bytes += taken;
         }
-        const uint64_t limit = want.max_bytes != 0 ? want.max_bytes : std::min<uint64_t>(free_bytes / 5, 64 * GiB);
         options.store.budget    = std::make_shared<kvtier::disk_budget>(limit);
         options.store.max_bytes = limit;
         options.store.ram_bytes = want.ram_bytes != 0 ? want.ram_bytes : machine_ram() / 8;
@@ -183,57 +153,47 @@ status cache_core::open_store(const common_params & params, llama_context * ctx,
     options.backend                 = backend_name();
     options.on_trouble              = log_trouble();
 
-    std::vector<kvtier::key> models;
-    if (target == nullptr && kvtier::list_models(env, root_dir, models).is_ok()) {
-        for (const kvtier::key & model : models) {
-            std::vector<kvtier::dir_entry> entries;
-            if (model != options.store.fingerprint &&
-                env.list_dir(kvtier::names::join(root_dir, kvtier::hex(model)), entries).is_ok()) {
-                for (const kvtier::dir_entry & entry : entries) {
-                    uint64_t hash;
-                    if (entry.type == kvtier::file_type::folder && kvtier::parse_hex(entry.name, hash)) {
-                        elsewhere.insert(hash);
-                    }
-                }
-            }
-        }
+    if (target == nullptr) {
+        look_elsewhere(options.store.fingerprint);
     }
     return sequence_store::open(env, ctx, options, out);
 }
 
-cache_core::~cache_core() {
-    close();
-}
-
-void cache_core::close() {
-    {
-        std::lock_guard<std::mutex> guard(reader_mu);
-        stopping = true;
-        reader_changed.notify_all();
+// Conversations of other fingerprints: of this model with other settings, or of other models.
+void cache_stores::look_elsewhere(const kvtier::key & fingerprint) {
+    kvtier::env &            env = kvtier::posix_env();
+    std::vector<kvtier::key> models;
+    if (!kvtier::list_models(env, root_dir, models).is_ok()) {
+        return;
     }
-    if (reader.joinable()) {
-        reader.join();
-    }
-    reads.clear(); // of requests that were cancelled: their tickets would keep this and its lock
-    flush_stores();
-}
-
-void cache_core::flush() {
-    {
-        std::unique_lock<std::mutex> guard(notice_mu);
-        notice_changed.wait(guard, [&] {
-            return std::none_of(notices.begin(), notices.end(), [](const slot_notice & n) { return n.handing_over; });
-        });
-    }
-    flush_stores();
-}
-
-void cache_core::flush_stores() {
-    for (sequence_store * s : { target.get(), draft.get() }) {
-        if (s != nullptr) {
-            s->flush();
+    for (const kvtier::key & model : models) {
+        std::vector<kvtier::dir_entry> entries;
+        if (model == fingerprint || !env.list_dir(kvtier::names::join(root_dir, kvtier::hex(model)), entries).is_ok()) {
+            continue;
+        }
+        for (const kvtier::dir_entry & entry : entries) {
+            uint64_t hash;
+            if (entry.type == kvtier::file_type::folder && kvtier::parse_hex(entry.name, hash)) {
+                elsewhere.insert(hash);
+            }
         }
     }
+}
+
+void cache_stores::flush() {
+    for (sequence_store * s : all()) {
+        s->flush();
+    }
+}
+
+std::vector<sequence_store *> cache_stores::all() {
+    std::vector<sequence_store *> out;
+    for (sequence_store * s : { target.get(), draft.get() }) {
+        if (s != nullptr) {
+            out.push_back(s);
+        }
+    }
+    return out;
 }
 
 } // namespace llama_run

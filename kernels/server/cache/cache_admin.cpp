@@ -1,5 +1,4 @@
-// What the cache says about itself: JSON for the routes, text for /metrics.
-#include "server/cache_core.h"
+#include "server/cache/cache_admin.h"
 
 #include "kvtier/file_names.h"
 
@@ -79,59 +78,56 @@ static common_json summary_of(const request_counts & counts) {
     };
 }
 
-common_json cache_core::describe() const {
-    const kvtier::store_stats     stats   = target->store().stats();
-    const kvtier::store_options & options = target->store().options();
+common_json cache_admin::describe() const {
+    const kvtier::store_stats     stats   = stores.target->store().stats();
+    const kvtier::store_options & options = stores.target->store().options();
     common_json damaged = common_json::object();
     for (size_t i = 1; i < stats.values.damaged.size(); i++) {
         damaged[kvtier::damage_name(static_cast<kvtier::damage>(i))] = stats.values.damaged[i];
     }
     common_json out = {
         { "enabled",     true },
-        { "path",        root_dir },
+        { "path",        stores.root_dir },
         { "fingerprint", kvtier::hex(options.fingerprint) },
         { "page_size",   options.page_size },
-        { "restores_at", target->folded() ? "anchors" : "any_token" },
-        { "draft",       draft != nullptr },
+        { "restores_at", stores.target->folded() ? "anchors" : "any_token" },
+        { "draft",       stores.draft != nullptr },
         { "speed",       {
-            { "disk_bytes_per_s",  disk_speed.get() },
-            { "copy_bytes_per_s",  copy_speed.get() },
-            { "eval_tokens_per_s", eval_speed.get() },
+            { "disk_bytes_per_s",  measured_speeds.disk.get() },
+            { "copy_bytes_per_s",  measured_speeds.copy.get() },
+            { "eval_tokens_per_s", measured_speeds.eval.get() },
         } },
-        { "last_error",  target->queue().last_error() },
+        { "last_error",  stores.target->queue().last_error() },
         { "users_by_metadata", metadata_users },
     };
-    out["state"]    = object_of(measured(target->store(), target->queue()));
+    out["state"]    = object_of(measured(stores.target->store(), stores.target->queue()));
     out["counters"] = object_of(counted(stats.values));
     out["damaged"]  = damaged;
-    std::lock_guard<std::mutex> guard(requests_mu);
-    out["requests"] = summary_of(all_requests);
+    out["requests"] = summary_of(totals.all());
     return out;
 }
 
-common_json cache_core::describe_user(const std::string & user) const {
+common_json cache_admin::describe_user(const std::string & user) const {
     uint64_t n_conversations = 0;
     uint64_t bytes           = 0;
-    for (const kvtier::conversation_info & c : target->store().list()) {
+    for (const kvtier::conversation_info & c : stores.target->store().list()) {
         if (c.name_space == kvtier::user_key(user)) {
             n_conversations++;
             bytes += c.bytes_own;
         }
     }
-    std::lock_guard<std::mutex> guard(requests_mu);
-    const auto known = user_requests.find(user);
     return {
         { "enabled",       true },
         { "user",          user },
         { "conversations", n_conversations },
         { "bytes_own",     bytes },
-        { "requests",      summary_of(known == user_requests.end() ? request_counts() : known->second) },
+        { "requests",      summary_of(totals.of(user)) },
     };
 }
 
-common_json cache_core::conversations(const std::string & user) const {
+common_json cache_admin::conversations(const std::string & user) const {
     common_json out = common_json::array();
-    for (const kvtier::conversation_info & c : target->store().list()) {
+    for (const kvtier::conversation_info & c : stores.target->store().list()) {
         if (c.name_space != kvtier::user_key(user)) {
             continue;
         }
@@ -157,22 +153,22 @@ static void add_metric(std::string & out, const std::string & name, const std::s
            "\nllamacpp:cache_" + name + " " + std::to_string(value) + "\n";
 }
 
-std::string cache_core::metrics() const {
-    const kvtier::store_stats stats = target->store().stats();
+std::string cache_admin::metrics() const {
+    const kvtier::store_stats stats = stores.target->store().stats();
     std::string out;
-    for (const number & n : measured(target->store(), target->queue())) {
+    for (const number & n : measured(stores.target->store(), stores.target->queue())) {
         add_metric(out, n.name, n.meaning, "gauge", static_cast<double>(n.value));
     }
     for (const number & n : counted(stats.values)) {
         add_metric(out, std::string(n.name) + "_total", n.meaning, "counter", static_cast<double>(n.value));
     }
     add_metric(out, "damaged_total", "files set aside", "counter", static_cast<double>(stats.values.damaged_total()));
-    std::lock_guard<std::mutex> guard(requests_mu);
-    add_metric(out, "requests_total", "requests served with the cache on", "counter", static_cast<double>(all_requests.n));
+    const request_counts requests = totals.all();
+    add_metric(out, "requests_total", "requests served with the cache on", "counter", static_cast<double>(requests.n));
     add_metric(out, "tokens_reused_total", "prompt tokens not evaluated again", "counter",
-               static_cast<double>(all_requests.n_reused));
+               static_cast<double>(requests.n_reused));
     add_metric(out, "tokens_evaluated_total", "prompt tokens evaluated", "counter",
-               static_cast<double>(all_requests.n_evaluated));
+               static_cast<double>(requests.n_evaluated));
     return out;
 }
 
@@ -180,39 +176,30 @@ std::string cache_core::metrics() const {
 // removing
 //
 
-// Requests that wait restore nothing of it and leave nothing behind. Slots are the inference thread's: idle ones are erased
-// through the queue, busy ones forget when they are released.
-void cache_core::forget(const removal & what) {
-    std::lock_guard<std::mutex> guard(notice_mu);
-    for (const std::weak_ptr<cache_ticket> & t : waiting) {
-        const auto ticket = t.lock();
-        if (ticket && what.concerns(ticket->scope, ticket->tokens)) {
-            ticket->removed = true;
-        }
-    }
-    for (size_t i = 0; i < notices.size(); i++) {
-        slot_notice & notice = notices[i];
-        if (!what.concerns(notice.scope, notice.prompt) && !what.concerns(notice.scope, notice.offer.tokens)) {
-            continue;
-        }
-        notice.forget = true;
+void cache_admin::flush() {
+    board.wait_until_handed_over();
+    stores.flush();
+}
+
+// Requests that wait are marked first: one that gets its slot meanwhile brings its mark along. Slots are the inference thread's:
+// idle ones are erased through the queue, busy ones forget when they are released.
+void cache_admin::forget(const removal & what) {
+    reader.remove(what);
+    for (const int id : board.remove(what)) {
         server_task task(SERVER_TASK_TYPE_SLOT_ERASE);
         task.id                  = queue.get_new_id();
-        task.slot_action.id_slot = static_cast<int>(i);
+        task.slot_action.id_slot = id;
         queue.post(std::move(task));
     }
 }
 
 // Gives the bytes freed. done: whether all stores had it and removed it, for a user; or any, for a conversation.
-uint64_t cache_core::remove(const removal & what, const std::function<status(kvtier::store &, uint64_t &)> & from, bool & done) {
+uint64_t cache_admin::remove(const removal & what, const std::function<status(kvtier::store &, uint64_t &)> & from, bool & done) {
     forget(what);
     flush();
     uint64_t bytes_freed = 0;
     done = what.everything;
-    for (sequence_store * s : { target.get(), draft.get() }) {
-        if (s == nullptr) {
-            continue;
-        }
+    for (sequence_store * s : stores.all()) {
         uint64_t   freed = 0;
         const bool ok    = from(s->store(), freed).is_ok();
         done = what.everything ? done && ok : done || ok;
@@ -221,11 +208,11 @@ uint64_t cache_core::remove(const removal & what, const std::function<status(kvt
     return bytes_freed;
 }
 
-bool cache_core::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) {
+bool cache_admin::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) {
     removal what;
     what.user = user;
     what.hash = hash;
-    for (const kvtier::conversation_info & c : target->store().list()) {
+    for (const kvtier::conversation_info & c : stores.target->store().list()) {
         if (c.hash == hash && c.name_space == kvtier::user_key(user)) {
             what.n_tokens = std::min<size_t>(c.n_tokens, kvtier::n_conversation_tokens);
         }
@@ -238,7 +225,7 @@ bool cache_core::remove_conversation(const std::string & user, uint64_t hash, ui
     return found;
 }
 
-bool cache_core::remove_user(const std::string & user, uint64_t & bytes_freed) {
+bool cache_admin::remove_user(const std::string & user, uint64_t & bytes_freed) {
     removal what;
     what.user       = user;
     what.everything = true;
@@ -247,8 +234,7 @@ bool cache_core::remove_user(const std::string & user, uint64_t & bytes_freed) {
         return store.remove_name_space(kvtier::user_key(user), freed);
     }, done);
     finished.forget(user);
-    std::lock_guard<std::mutex> guard(requests_mu);
-    user_requests.erase(user);
+    totals.forget(user);
     return done;
 }
 

@@ -1,6 +1,6 @@
 // How much of a prompt a slot can give: never more than its tokens allow.
 #include "kvtier/testing.h"
-#include "server/slot_offer.h"
+#include "server/cache/slot_offer.h"
 
 #include <vector>
 
