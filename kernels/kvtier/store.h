@@ -20,6 +20,7 @@
 #include "kvtier/search.h"
 #include "kvtier/status.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -60,6 +61,15 @@ struct save_anchor {
     blob     data;
 };
 
+// Bytes that are still on their way from a device. It keeps the memory that they go to, and its destructor waits for them.
+class arriving_data {
+public:
+    virtual ~arriving_data() = default;
+
+    // False: they could not be had. Any thread may wait, more than once.
+    virtual bool wait() const = 0;
+};
+
 struct save_request {
     chain_root               root;
     std::vector<token>       tokens;  // the whole sequence from position 0
@@ -70,8 +80,14 @@ struct save_request {
     uint32_t                 n_static   = 0;     // tokens before the first user message
     std::vector<role_mark>   roles;
     std::string              backend;
+    std::vector<std::shared_ptr<const arriving_data>> arriving; // what of its data may not be there yet
 
     uint64_t bytes() const; // of data it holds
+
+    // Whether all of its data is there.
+    bool wait_for_data() const {
+        return std::all_of(arriving.begin(), arriving.end(), [](const auto & data) { return data->wait(); });
+    }
 };
 
 struct plan_request {

@@ -135,7 +135,7 @@ void writer::run() {
         guard.unlock();
         status result = status::ok();
         try {
-            result = target.save(request);
+            result = request.wait_for_data() ? target.save(request) : status::miss("its state could not be copied");
         } catch (const std::exception & e) { // out of memory: this turn is not persisted
             target.count().skipped_io_error++;
             result = status::no_space(e.what());

@@ -4,7 +4,8 @@ set(llama_run_sources
     ${CMAKE_CURRENT_LIST_DIR}/expert_counter.cpp
     ${CMAKE_CURRENT_LIST_DIR}/state_copies.cpp
     ${CMAKE_CURRENT_LIST_DIR}/state_rows.cpp
-    ${CMAKE_CURRENT_LIST_DIR}/state_settings.cpp)
+    ${CMAKE_CURRENT_LIST_DIR}/state_settings.cpp
+    ${CMAKE_CURRENT_LIST_DIR}/state_takings.cpp)
 target_sources(llama PRIVATE ${llama_run_sources})
 target_include_directories(llama PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_LIST_DIR}>)
 

@@ -3,6 +3,7 @@
 #include "state_rows.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 namespace llama_run {
@@ -22,6 +23,28 @@ static kvtier::blob no_rows() {
     static const kvtier::blob empty = std::make_shared<const buffer>(0);
     return empty;
 }
+
+namespace {
+
+// State that llama_state_*_take copies into buffers, which it keeps until then.
+class taken_state : public kvtier::arriving_data {
+public:
+    taken_state(llama_state_taking * taking, std::vector<kvtier::blob> into) : taking(taking), into(std::move(into)) {}
+    ~taken_state() override { (void) wait(); }
+
+    bool wait() const override {
+        std::call_once(waited, [&] { there = llama_state_taking_finish(taking); });
+        return there;
+    }
+
+private:
+    llama_state_taking * const      taking;
+    const std::vector<kvtier::blob> into;
+    mutable std::once_flag          waited;
+    mutable bool                    there = false;
+};
+
+} // namespace
 
 sequence_store::sequence_store(llama_context * ctx, const sequence_store_options & options) :
     ctx(ctx), options(options), parts(llama_state_parts(ctx)) {}
@@ -76,16 +99,20 @@ status sequence_store::take_anchor(llama_seq_id seq, uint32_t n_tokens, anchor_c
         return status::miss("the sequence holds " + std::to_string(n_held(ctx, seq)) + " tokens, not " +
                             std::to_string(n_tokens));
     }
-    const bool   in_parts = parts & LLAMA_STATE_PART_FOLDED;
-    const size_t size     = in_parts ? llama_state_folded_size(ctx, seq, LLAMA_STATE_FOLDED_LAYOUT)
-                                     : llama_state_seq_get_size(ctx, seq);
-    const auto   data     = std::make_shared<buffer>(size);
-    const size_t written  = in_parts ? llama_state_folded_get(ctx, data->data(), size, seq, LLAMA_STATE_FOLDED_LAYOUT)
-                                     : llama_state_seq_get_data(ctx, data->data(), size, seq);
-    if (size == 0 || written != size) {
-        return status::miss("the context does not give its folded state now");
+    const status refused = status::miss("the context does not give its folded state now");
+    if (!(parts & LLAMA_STATE_PART_FOLDED)) {
+        const size_t size = llama_state_seq_get_size(ctx, seq);
+        const auto   data = std::make_shared<buffer>(size);
+        out = { n_tokens, data, nullptr };
+        return size > 0 && llama_state_seq_get_data(ctx, data->data(), size, seq) == size ? status::ok() : refused;
     }
-    out = { n_tokens, data };
+    const size_t size = llama_state_folded_size(ctx, seq, LLAMA_STATE_FOLDED_LAYOUT);
+    const auto   data = std::make_shared<buffer>(size);
+    llama_state_taking * const taking = llama_state_folded_take(ctx, data->data(), size, seq, LLAMA_STATE_FOLDED_LAYOUT);
+    if (taking == nullptr) {
+        return refused;
+    }
+    out = { n_tokens, data, std::make_shared<taken_state>(taking, std::vector<kvtier::blob> { data }) };
     return status::ok();
 }
 
@@ -97,10 +124,10 @@ uint64_t sequence_store::estimate(const std::vector<kvtier::save_run> & runs) co
     return n_bytes;
 }
 
-status sequence_store::copy_rows(llama_seq_id seq, std::vector<kvtier::save_run> & runs) const {
+status sequence_store::take_rows(llama_seq_id seq, kvtier::save_request & request) const {
     std::vector<llama_state_rows_room> rooms;
-    size_t                             wanted = 0;
-    for (kvtier::save_run & run : runs) {
+    std::vector<kvtier::blob>          into;
+    for (kvtier::save_run & run : request.runs) {
         if (!(parts & LLAMA_STATE_PART_ROWS)) {
             run.data = no_rows();
             continue;
@@ -113,12 +140,17 @@ status sequence_store::copy_rows(llama_seq_id seq, std::vector<kvtier::save_run>
                                 std::to_string(run.p1));
         }
         rooms.push_back({ p0, p1, data->data(), data->size() });
-        wanted  += data->size();
+        into.push_back(data);
         run.data = data;
     }
-    if (!rooms.empty() && llama_state_rows_get(ctx, rooms.data(), rooms.size(), seq) != wanted) {
+    if (rooms.empty()) {
+        return status::ok();
+    }
+    llama_state_taking * const taking = llama_state_rows_take(ctx, rooms.data(), rooms.size(), seq);
+    if (taking == nullptr) {
         return status::miss("the context does not give its rows now");
     }
+    request.arriving.push_back(std::make_shared<taken_state>(taking, std::move(into)));
     return status::ok();
 }
 
@@ -152,13 +184,16 @@ status sequence_store::save(llama_seq_id seq, const sequence_turn & turn) {
     if (!writer_->has_room(estimate(request.runs))) {
         return behind;
     }
-    if (const status s = copy_rows(seq, request.runs); !s.is_ok()) {
+    if (const status s = take_rows(seq, request); !s.is_ok()) {
         return s;
     }
     for (kvtier::save_anchor & planned : request.anchors) {
         for (const anchor_copy & anchor : anchors) {
             if (anchor.n_tokens == planned.n_tokens) {
                 planned.data = anchor.data;
+                if (anchor.arriving) {
+                    request.arriving.push_back(anchor.arriving);
+                }
             }
         }
     }
@@ -260,6 +295,13 @@ status sequence_store::put_parts(llama_seq_id seq, kvtier::loading & state, size
 
 void sequence_store::used(const kvtier::match & m) {
     store_->touch(m);
+}
+
+void sequence_store::close() {
+    if (writer_) {
+        writer_->stop();
+    }
+    llama_state_finish(ctx);
 }
 
 void sequence_store::flush() {

@@ -50,6 +50,7 @@ inline bool operator!=(const sequence_scope & a, const sequence_scope & b) {
 struct anchor_copy {
     uint32_t     n_tokens = 0;
     kvtier::blob data;
+    std::shared_ptr<const kvtier::arriving_data> arriving; // null: it is there
 };
 
 struct sequence_turn {
@@ -73,15 +74,19 @@ class sequence_store {
 public:
     static kvtier::status open(kvtier::env & e, llama_context * ctx, const sequence_store_options & options,
                                std::unique_ptr<sequence_store> & out);
+    ~sequence_store() { close(); }
+
+    // Waits until all that was saved is on disk, and has no use for the context afterwards.
+    void close();
 
     // Whether state is restored at anchors only.
     bool folded() const;
 
-    // Copies the state that only holds at this length. The sequence must hold exactly n_tokens tokens. Miss when there is
+    // Takes the state that only holds at this length, as save does. The sequence must hold exactly n_tokens tokens. Miss when there is
     // no such part: rows alone do.
     kvtier::status take_anchor(llama_seq_id seq, uint32_t n_tokens, anchor_copy & out) const;
 
-    // Copies what is not stored yet and queues it for the writer. Miss when the sequence does not hold these tokens,
+    // Takes what is not stored yet and queues it for the writer. It is copied while the context goes on evaluating. Miss when the sequence does not hold these tokens,
     // no_space when the queue is full. Serving goes on either way.
     kvtier::status save(llama_seq_id seq, const sequence_turn & turn);
 
@@ -119,7 +124,7 @@ private:
     void               prepare();
     kvtier::chain_root root(const sequence_scope & scope) const;
     uint64_t           estimate(const std::vector<kvtier::save_run> & runs) const; // bytes of their rows
-    kvtier::status     copy_rows(llama_seq_id seq, std::vector<kvtier::save_run> & runs) const;
+    kvtier::status     take_rows(llama_seq_id seq, kvtier::save_request & request) const;
     kvtier::status     put_parts(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
     kvtier::status     put_rows(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
 

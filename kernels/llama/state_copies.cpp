@@ -6,8 +6,6 @@
 //                                       memory several times slower, and waits after each piece
 #include "state_copies.h"
 
-#include "device_backend.h"
-
 #include "ggml-cpp.h"
 
 #include <algorithm>
@@ -30,7 +28,6 @@ namespace state_rows {
 static constexpr size_t   LEAST_SHARED   = 1u << 20;  // bytes that are worth a thread
 static constexpr size_t   LEAST_STREAMED = 4u << 10;  // bytes of a piece that are worth going past the caches
 static constexpr size_t   STAGE_BYTES    = 16u << 20; // one is filled or emptied while the device works on the other
-static constexpr unsigned STAGE_THREADS  = 8;
 static constexpr unsigned MEMORY_THREADS = 2;         // one core alone does not fill the bus
 
 static bool is_in_host_memory(const ggml_tensor * t) {
@@ -148,12 +145,12 @@ static void make_in_memory(const copy * c, const copy * end, copies::direction d
     }
 }
 
-static void make_in_memory(const std::vector<copy> & list, copies::direction dir) {
+static void make_in_memory(const std::vector<copy> & list, copies::direction dir, unsigned most_threads) {
     size_t n_bytes = 0;
     for (const copy & c : list) {
         n_bytes += c.n*c.size;
     }
-    team workers(n_threads(n_bytes, MEMORY_THREADS));
+    team workers(n_threads(n_bytes, std::min(most_threads, MEMORY_THREADS)));
     const copy * begin = list.data();
     const copy * end   = begin + list.size();
     const copy * half  = end;
@@ -181,19 +178,19 @@ static void make_one(const copy & c, copies::direction dir) {
     }
 }
 
-// Memory that a device reaches by itself, in two parts. It stays for the next restore: it takes as long to get as to use.
+// Memory that a device reaches by itself, in two parts. It stays for the next time: it takes as long to get as to use.
 struct stage {
     std::mutex              mu;
     ggml_backend_buffer_ptr buffer;
     uint8_t *               parts[2];
 };
 
-// Null: the device has no such memory.
-static stage * stage_of(ggml_backend_dev_t device) {
+// One for each direction, so that what is restored does not wait for what is saved. Null: the device has no such memory.
+static stage * stage_of(ggml_backend_dev_t device, copies::direction dir) {
     static std::mutex mu;
-    static auto & stages = *new std::map<ggml_backend_dev_t, std::unique_ptr<stage>>(); // drivers may be gone before us
+    static auto & stages = *new std::map<std::pair<ggml_backend_dev_t, copies::direction>, std::unique_ptr<stage>>(); // drivers may be gone before us
     const std::lock_guard<std::mutex> lock(mu);
-    const auto known = stages.find(device);
+    const auto known = stages.find({ device, dir });
     if (known != stages.end()) {
         return known->second.get();
     }
@@ -207,7 +204,7 @@ static stage * stage_of(ggml_backend_dev_t device) {
         made->parts[0] = base;
         made->parts[1] = base + STAGE_BYTES;
     }
-    return stages.emplace(device, std::move(made)).first->second.get();
+    return stages.emplace(std::make_pair(device, dir), std::move(made)).first->second.get();
 }
 
 // A contiguous part of a tensor, and where it is in the stage.
@@ -276,10 +273,11 @@ static void transfer(const batch & b, uint8_t * part, copies::direction dir, ggm
     }
 }
 
-static void make_staged(const std::vector<copy> & list, copies::direction dir, ggml_backend_t backend, stage & through) {
+static void make_staged(const std::vector<copy> & list, copies::direction dir, ggml_backend_t backend, stage & through,
+        unsigned most_threads) {
     const std::lock_guard<std::mutex> lock(through.mu);
     const std::vector<batch> batches = batches_of(list);
-    team workers(n_threads(batches[0].size, STAGE_THREADS));
+    team workers(n_threads(batches[0].size, most_threads));
     if (dir == copies::TO_TENSOR) {
         for (size_t i = 0; i < batches.size(); ++i) {
             shuffle(workers, batches[i], through.parts[i % 2], dir);
@@ -299,19 +297,14 @@ static void make_staged(const std::vector<copy> & list, copies::direction dir, g
     }
 }
 
-static ggml_backend_t backend_of(ggml_backend_sched_t sched, const ggml_tensor * t) {
-    const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
-    return llama_device_backend(sched, ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)));
-}
-
-static void make_on_device(const std::vector<copy> & list, copies::direction dir, ggml_backend_t backend) {
+static void make_on_device(const std::vector<copy> & list, copies::direction dir, ggml_backend_t backend, unsigned most_threads) {
     size_t n_bytes = 0;
     for (const copy & c : list) {
         n_bytes += c.size;
     }
-    stage * through = backend && n_bytes >= LEAST_SHARED ? stage_of(ggml_backend_get_device(backend)) : nullptr;
+    stage * through = backend && n_bytes >= LEAST_SHARED ? stage_of(ggml_backend_get_device(backend), dir) : nullptr;
     if (through) {
-        make_staged(list, dir, backend, *through);
+        make_staged(list, dir, backend, *through, most_threads);
         return;
     }
     for (const copy & c : list) {
@@ -323,10 +316,14 @@ static void make_on_device(const std::vector<copy> & list, copies::direction dir
 // copies
 //
 
-void copies::prepare(ggml_backend_sched_t sched) {
-    for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); ++i) {
-        stage_of(ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i)));
-    }
+ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
+    const ggml_backend_buffer_t buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    return is_in_host_memory(tensor) ? nullptr : ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer));
+}
+
+void copies::prepare(ggml_backend_dev_t device) {
+    stage_of(device, TO_HOST);
+    stage_of(device, TO_TENSOR);
 }
 
 void copies::note(ggml_tensor * tensor, size_t offset, uint8_t * host, size_t size) {
@@ -342,28 +339,43 @@ void copies::note(ggml_tensor * tensor, size_t offset, uint8_t * host, size_t si
     noted.push_back({ tensor, offset, host, size, 1, 0 });
 }
 
-void copies::make(direction dir, ggml_backend_sched_t sched) {
-    std::sort(noted.begin(), noted.end(), [](const copy & a, const copy & b) {
-        return std::tie(a.tensor, a.offset) < std::tie(b.tensor, b.offset);
-    });
-    std::vector<copy> in_memory;
-    std::map<ggml_backend_t, std::vector<copy>> on_devices;
+void copies::join_pieces() {
     for (copy & c : noted) {
         GGML_ASSERT(c.offset + (c.n - 1)*c.stride + c.size <= ggml_nbytes(c.tensor));
         if (c.n > 1 && c.stride == c.size) { // no gaps: one piece
             c = { c.tensor, c.offset, c.host, c.n*c.size, 1, 0 };
         }
+    }
+}
+
+copies copies::split(const std::function<bool(const copy &)> & which) {
+    join_pieces();
+    const auto middle = std::stable_partition(noted.begin(), noted.end(), [&](const copy & c) { return !which(c); });
+    copies out;
+    out.noted.assign(middle, noted.end());
+    noted.erase(middle, noted.end());
+    return out;
+}
+
+void copies::make(direction dir, const backend_finder & find_backend, unsigned most_threads) {
+    join_pieces();
+    std::sort(noted.begin(), noted.end(), [](const copy & a, const copy & b) {
+        return std::tie(a.tensor, a.offset) < std::tie(b.tensor, b.offset);
+    });
+    std::vector<copy> in_memory;
+    std::map<ggml_backend_t, std::vector<copy>> on_devices;
+    for (const copy & c : noted) {
         if (is_in_host_memory(c.tensor)) {
             in_memory.push_back(c);
         } else if (c.n > 1) {
             make_one(c, dir);
         } else {
-            on_devices[backend_of(sched, c.tensor)].push_back(c);
+            on_devices[find_backend(device_of(c.tensor))].push_back(c);
         }
     }
-    make_in_memory(in_memory, dir);
+    make_in_memory(in_memory, dir, most_threads);
     for (const auto & [backend, list] : on_devices) {
-        make_on_device(list, dir, backend);
+        make_on_device(list, dir, backend, most_threads);
     }
     noted.clear();
 }

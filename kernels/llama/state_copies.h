@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace state_rows {
@@ -20,20 +21,34 @@ struct copy {
     size_t        stride;
 };
 
+// Null where the tensor is in host memory.
+ggml_backend_dev_t device_of(const ggml_tensor * tensor);
+
 // They are made in any order: no two may write to the same place.
 class copies {
 public:
     enum direction { TO_HOST, TO_TENSOR };
 
+    // The backend on whose queue the copies from and to a device are made; null: piece by piece, by nobody's.
+    using backend_finder = std::function<ggml_backend_t(ggml_backend_dev_t)>;
+
     // Gets the memory that large copies go through, which otherwise the first of them does.
-    static void prepare(ggml_backend_sched_t sched);
+    static void prepare(ggml_backend_dev_t device);
 
     void note(ggml_tensor * tensor, size_t offset, uint8_t * host, size_t size);
 
-    // sched: has the backends on whose devices the tensors are.
-    void make(direction dir, ggml_backend_sched_t sched);
+    // Takes out those of which `which` is true.
+    copies split(const std::function<bool(const copy &)> & which);
+
+    bool                      empty() const { return noted.empty(); }
+    const std::vector<copy> & list()  const { return noted; }
+
+    // most_threads: how many may work at it. None is left afterwards.
+    void make(direction dir, const backend_finder & find_backend, unsigned most_threads);
 
 private:
+    void join_pieces();
+
     std::vector<copy> noted;
 };
 

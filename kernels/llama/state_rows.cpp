@@ -16,6 +16,9 @@
 
 #include "state_rows.h"
 #include "state_rows_io.h"
+#include "state_takings.h"
+
+#include "device_backend.h"
 
 #include "llama-context.h"
 #include "llama-impl.h"
@@ -29,13 +32,22 @@
 
 #include <algorithm>
 #include <functional>
+#include <future>
 #include <initializer_list>
 #include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <typeinfo>
 #include <vector>
 
 using namespace state_rows;
+
+struct llama_state_taking {
+    std::shared_future<bool> result;
+    size_t                   size; // bytes
+};
 
 namespace {
 
@@ -125,8 +137,9 @@ struct llama_state_access {
     // cells: empty, or a function from a row's cell to the one it should go to
     using cell_map = std::function<uint32_t(uint32_t)>;
 
+    // taken: gets the cells that rows are written from; null: nobody asks
     static void write_block(writer & io, const llama_kv_cache & kv, llama_seq_id seq_id, llama_pos p0, llama_pos p1,
-            uint32_t flags = 0, const cell_map & to_cell = {}) {
+            uint32_t flags = 0, const cell_map & to_cell = {}, std::vector<cell_range> * taken = nullptr) {
         check_settled(kv);
 
         llama_kv_cache::cell_ranges_t cr { kv.seq_to_stream[seq_id], {} };
@@ -168,6 +181,11 @@ struct llama_state_access {
             }
         }
         kv.state_write_data(io, cr);
+        for (const auto & [first, end] : cr.data) {
+            if (taken) {
+                taken->push_back({ cr.strm, first, end });
+            }
+        }
     }
 
     // What stands before the data of a block, checked against its cache.
@@ -297,9 +315,10 @@ struct llama_state_access {
         return true;
     }
 
-    // Rows of several blocks, each with a reader of its own, into cells that are found for all of them at once.
+    // Rows of several blocks, each with a reader of its own, into cells that are found for all of them at once. The copies are
+    // left to the caller.
     static void append_rows(std::vector<reader> & ios, llama_kv_cache & kv, llama_seq_id seq_id, uint32_t n_vocab,
-                            ggml_backend_sched_t sched) {
+                            copies & noted) {
         check_settled(kv);
         const llama_pos p0 = kv.seq_pos_max(seq_id) + 1;
 
@@ -322,7 +341,6 @@ struct llama_state_access {
             refuse("no free cells");
         }
 
-        copies noted;
         auto cell = sinfo.idxs[0].begin();
         for (size_t i = 0; i < ios.size(); ++i) {
             llama_kv_cache::slot_info own = slot(sinfo.strm[0], 0);
@@ -339,7 +357,6 @@ struct llama_state_access {
         for (const block & b : blocks) {
             set_ext(kv, sinfo, b.p0 - p0, b.ext);
         }
-        noted.make(copies::TO_TENSOR, sched);
     }
 
     // Of all layers together.
@@ -461,6 +478,28 @@ struct llama_state_access {
 
 namespace {
 
+// Enough for any device; a request waits for what is restored.
+constexpr unsigned NOW_THREADS = 8;
+
+void make_now(const llama_context * ctx, copies & noted, copies::direction dir) {
+    noted.make(dir, [ctx](ggml_backend_dev_t device) { return llama_device_backend(ctx->get_sched(), device); }, NOW_THREADS);
+}
+
+// The threads of the contexts that have been prepared.
+std::mutex takers_mu;
+std::map<const llama_context *, std::unique_ptr<taker>> takers;
+
+// Null: the context has not been prepared.
+taker * taker_of(llama_context * ctx) {
+    const std::lock_guard<std::mutex> lock(takers_mu);
+    const auto known = takers.find(ctx);
+    if (known == takers.end()) {
+        return nullptr;
+    }
+    known->second->connect(ctx->get_sched());
+    return known->second.get();
+}
+
 template <typename F>
 size_t guarded(const char * func, F && f) {
     try {
@@ -471,39 +510,46 @@ size_t guarded(const char * func, F && f) {
     }
 }
 
-// Bytes of all rooms; into those that have data, the rows are copied.
-size_t rows_write(const char * func, llama_context * ctx, const llama_state_rows_room * rooms, size_t n_rooms, llama_seq_id seq_id) {
-    return guarded(func, [&] {
-        const llama_state_access mem(ctx);
-        if (!mem.rows) {
-            return (size_t) 0;
-        }
-        mem.check_seq(ctx, seq_id);
-        copies noted;
-        size_t size = 0;
-        for (size_t i = 0; i < n_rooms; ++i) {
-            writer io(rooms[i].data, rooms[i].size, noted);
-            mem.write_block(io, *mem.rows, seq_id, rooms[i].p0, rooms[i].p1);
-            size += io.n_bytes();
-        }
-        noted.make(copies::TO_HOST, ctx->get_sched());
-        return size;
-    });
+// Bytes of all rooms; the copies into those that have data are noted down.
+size_t rows_write(llama_context * ctx, const llama_state_rows_room * rooms, size_t n_rooms, llama_seq_id seq_id, rows_order & out) {
+    const llama_state_access mem(ctx);
+    if (!mem.rows) {
+        return 0;
+    }
+    mem.check_seq(ctx, seq_id);
+    size_t size = 0;
+    for (size_t i = 0; i < n_rooms; ++i) {
+        writer io(rooms[i].data, rooms[i].size, out.what);
+        mem.write_block(io, *mem.rows, seq_id, rooms[i].p0, rooms[i].p1, 0, {}, &out.cells);
+        size += io.n_bytes();
+    }
+    out.from = mem.rows;
+    return size;
 }
 
-size_t folded_write(const char * func, llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags) {
-    return guarded(func, [&] {
-        const llama_state_access mem(ctx);
-        if (!mem.folded()) {
-            return (size_t) 0;
-        }
-        mem.check_seq(ctx, seq_id);
-        copies noted;
-        writer io(dst, size, noted);
-        mem.write_folded(io, seq_id, flags);
-        noted.make(copies::TO_HOST, ctx->get_sched());
-        return io.n_bytes();
-    });
+size_t folded_write(llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags, copies & out) {
+    const llama_state_access mem(ctx);
+    if (!mem.folded()) {
+        return 0;
+    }
+    mem.check_seq(ctx, seq_id);
+    writer io(dst, size, out);
+    mem.write_folded(io, seq_id, flags);
+    return io.n_bytes();
+}
+
+// Waits for what was taken, and gives its bytes.
+size_t finish(llama_state_taking * taking) {
+    const size_t size = taking ? taking->size : 0;
+    return llama_state_taking_finish(taking) ? size : 0;
+}
+
+std::shared_future<bool> at_once(llama_context * ctx, copies & noted) {
+    ctx->synchronize();
+    make_now(ctx, noted, copies::TO_HOST);
+    std::promise<bool> done;
+    done.set_value(true);
+    return done.get_future().share();
 }
 
 } // namespace
@@ -514,7 +560,23 @@ uint32_t llama_state_parts(const llama_context * ctx) {
 }
 
 void llama_state_prepare(llama_context * ctx) {
-    copies::prepare(ctx->get_sched());
+    guarded(__func__, [&] {
+        auto made = std::make_unique<taker>([ctx](copies & noted) { at_once(ctx, noted); });
+        made->connect(ctx->get_sched());
+        const std::lock_guard<std::mutex> lock(takers_mu);
+        takers[ctx] = std::move(made);
+        return (size_t) 0;
+    });
+}
+
+void llama_state_finish(llama_context * ctx) {
+    std::unique_ptr<taker> gone;
+    const std::lock_guard<std::mutex> lock(takers_mu);
+    const auto known = takers.find(ctx);
+    if (known != takers.end()) {
+        gone = std::move(known->second);
+        takers.erase(known);
+    }
 }
 
 bool llama_state_has_window(const llama_context * ctx) {
@@ -542,16 +604,37 @@ size_t llama_state_rows_estimate(const llama_context * ctx, uint32_t n) {
 }
 
 size_t llama_state_rows_size(llama_context * ctx, llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
-    const llama_state_rows_room counted = { p0, p1, nullptr, 0 };
-    return rows_write(__func__, ctx, &counted, 1, seq_id);
+    return guarded(__func__, [&] {
+        const llama_state_rows_room counted = { p0, p1, nullptr, 0 };
+        rows_order none;
+        return rows_write(ctx, &counted, 1, seq_id, none);
+    });
 }
 
 size_t llama_state_rows_get(llama_context * ctx, const llama_state_rows_room * rooms, size_t n_rooms, llama_seq_id seq_id) {
+    return finish(llama_state_rows_take(ctx, rooms, n_rooms, seq_id));
+}
+
+llama_state_taking * llama_state_rows_take(llama_context * ctx, const llama_state_rows_room * rooms, size_t n_rooms, llama_seq_id seq_id) {
     if (std::any_of(rooms, rooms + n_rooms, [](const llama_state_rows_room & room) { return !room.data; })) {
-        return 0;
+        return nullptr;
     }
-    ctx->synchronize();
-    return rows_write(__func__, ctx, rooms, n_rooms, seq_id);
+    llama_state_taking * out = nullptr;
+    guarded(__func__, [&] {
+        rows_order   order;
+        const size_t size = rows_write(ctx, rooms, n_rooms, seq_id, order);
+        if (size > 0) {
+            taker * const by = taker_of(ctx);
+            out = new llama_state_taking { by ? by->take(std::move(order)) : at_once(ctx, order.what), size };
+        }
+        return size;
+    });
+    return out;
+}
+
+bool llama_state_taking_finish(llama_state_taking * taking) {
+    const std::unique_ptr<llama_state_taking> gone(taking);
+    return taking && taking->result.get();
 }
 
 size_t llama_state_rows_append(llama_context * ctx, const llama_state_rows_block * blocks, size_t n_blocks, llama_seq_id seq_id) {
@@ -569,7 +652,9 @@ size_t llama_state_rows_append(llama_context * ctx, const llama_state_rows_block
             ios.emplace_back(blocks[i].data, blocks[i].size);
             size += blocks[i].size;
         }
-        mem.append_rows(ios, *mem.rows, seq_id, ctx->get_model().vocab.n_tokens(), ctx->get_sched());
+        copies noted;
+        mem.append_rows(ios, *mem.rows, seq_id, ctx->get_model().vocab.n_tokens(), noted);
+        make_now(ctx, noted, copies::TO_TENSOR);
         return size;
     });
 }
@@ -580,15 +665,28 @@ size_t llama_state_folded_estimate(const llama_context * ctx) {
 }
 
 size_t llama_state_folded_size(llama_context * ctx, llama_seq_id seq_id, uint32_t flags) {
-    return folded_write(__func__, ctx, nullptr, 0, seq_id, flags);
+    return guarded(__func__, [&] {
+        copies none;
+        return folded_write(ctx, nullptr, 0, seq_id, flags, none);
+    });
 }
 
 size_t llama_state_folded_get(llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags) {
-    if (!dst) {
-        return 0;
-    }
-    ctx->synchronize();
-    return folded_write(__func__, ctx, dst, size, seq_id, flags);
+    return finish(llama_state_folded_take(ctx, dst, size, seq_id, flags));
+}
+
+llama_state_taking * llama_state_folded_take(llama_context * ctx, uint8_t * dst, size_t size, llama_seq_id seq_id, uint32_t flags) {
+    llama_state_taking * out = nullptr;
+    guarded(__func__, [&] {
+        copies       noted;
+        const size_t written = dst ? folded_write(ctx, dst, size, seq_id, flags, noted) : 0;
+        if (written > 0) {
+            taker * const by = taker_of(ctx);
+            out = new llama_state_taking { by ? by->take_folded(std::move(noted)) : at_once(ctx, noted), written };
+        }
+        return written;
+    });
+    return out;
 }
 
 size_t llama_state_folded_set(llama_context * ctx, const uint8_t * src, size_t size, llama_seq_id seq_id, llama_pos n_tokens) {
@@ -625,13 +723,12 @@ size_t llama_state_folded_set(llama_context * ctx, const uint8_t * src, size_t s
             refuse("more data than state");
         }
 
-        const ggml_backend_sched_t sched = ctx->get_sched();
         copies noted;
         io.note_copies(noted);
         try {
             if (mem.rest) {
                 mem.read_rest(io, seq_id, n_tokens);
-                noted.make(copies::TO_TENSOR, sched); // the window is among them, at cells that its own copies may want
+                make_now(ctx, noted, copies::TO_TENSOR); // the window is among them, at cells that its own copies may want
             }
             if (mem.window && !mem.place_window(io, seq_id, b, before)) {
                 refuse("no free cells in the window");
@@ -644,7 +741,7 @@ size_t llama_state_folded_set(llama_context * ctx, const uint8_t * src, size_t s
             mem.clear_folded(seq_id);
             throw;
         }
-        noted.make(copies::TO_TENSOR, sched);
+        make_now(ctx, noted, copies::TO_TENSOR);
         return size;
     });
 }

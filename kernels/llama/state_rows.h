@@ -31,8 +31,18 @@ enum llama_state_part {
 
 LLAMA_API uint32_t llama_state_parts(const struct llama_context * ctx);
 
-// Gets what large copies between this context and host memory need, so that the first of them does not have to.
+// Gets what copies between this context and host memory need: memory that devices reach by themselves, and a thread that takes
+// state while the context goes on evaluating. Without it, what is taken is copied at once.
 LLAMA_API void llama_state_prepare(struct llama_context * ctx);
+
+// Returns when everything that was taken is copied. To be called before the context is freed, if it was prepared.
+LLAMA_API void llama_state_finish(struct llama_context * ctx);
+
+// State on its way to host memory. What it is copied to must stay until llama_state_taking_finish, which any thread may call.
+struct llama_state_taking;
+
+// Waits until it is copied and frees it. False: something could not be copied; also for null.
+LLAMA_API bool llama_state_taking_finish(struct llama_state_taking * taking);
 
 // Whether the folded part has a sliding window. Upstream's partial state (LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) does not keep a
 // window's cells where they were, so evaluation after it may round differently; recurrent state it copies.
@@ -68,6 +78,13 @@ LLAMA_API size_t llama_state_rows_get(
                                     size_t   n_rooms,
                               llama_seq_id   seq_id);
 
+// The same, copied while the context goes on evaluating. Null where llama_state_rows_get gives 0.
+LLAMA_API struct llama_state_taking * llama_state_rows_take(
+                      struct llama_context * ctx,
+        const struct llama_state_rows_room * rooms,
+                                    size_t   n_rooms,
+                              llama_seq_id   seq_id);
+
 // Exactly what llama_state_rows_get fills one room with.
 struct llama_state_rows_block {
     const uint8_t * data;
@@ -98,6 +115,14 @@ LLAMA_API size_t llama_state_folded_size(
                     uint32_t   flags);
 
 LLAMA_API size_t llama_state_folded_get(
+        struct llama_context * ctx,
+                     uint8_t * dst,
+                      size_t   size,
+                llama_seq_id   seq_id,
+                    uint32_t   flags);
+
+// The same, copied while the context goes on evaluating. Null where llama_state_folded_get gives 0.
+LLAMA_API struct llama_state_taking * llama_state_folded_take(
         struct llama_context * ctx,
                      uint8_t * dst,
                       size_t   size,

@@ -58,7 +58,7 @@ void cache_core::give_up_batches_when_stopping() {
 void cache_core::close() {
     if (reader) {
         reader->stop();
-        stores.flush();
+        stores.close();
     }
 }
 

@@ -186,6 +186,12 @@ void cache_stores::flush() {
     }
 }
 
+void cache_stores::close() {
+    for (sequence_store * s : all()) {
+        s->close();
+    }
+}
+
 std::vector<sequence_store *> cache_stores::all() {
     std::vector<sequence_store *> out;
     for (sequence_store * s : { target.get(), draft.get() }) {

@@ -28,6 +28,9 @@ struct cache_stores {
     // Waits until all that was saved is on disk.
     void flush();
 
+    // The same, and the contexts are not needed afterwards. Requests that still hold what they found keep the stores.
+    void close();
+
     // Those that there are.
     std::vector<sequence_store *> all();
 

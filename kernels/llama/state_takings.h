@@ -1,0 +1,116 @@
+// Copies of state that go on beside evaluation: made by a thread of their own, on a queue of their own on each device.
+//
+// Rows do not change once they are evaluated, until their cells are given to other tokens. They are copied from where they are,
+// and whoever is about to write to their cells waits for that (state_guard.h). Folded state changes with every batch. The device
+// copies it aside, behind the batch that made it, and the thread fetches it from there.
+//
+// What cannot be done beside is done at once, as it would be without a thread: on devices without events or queues, for
+// snapshots that the device has no memory for, for folded state in host memory or in scattered pieces.
+//
+// Thread safety: one thread gives orders and writes to cells, the context's. Any may wait for the results.
+#pragma once
+
+#include "state_copies.h"
+
+#include "ggml-cpp.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+class llama_kv_cache;
+
+namespace state_rows {
+
+// Cells [first, end) of one stream.
+struct cell_range {
+    uint32_t stream;
+    uint32_t first;
+    uint32_t end;
+
+    bool operator<(const cell_range & other) const { return std::tie(stream, first) < std::tie(other.stream, other.first); }
+};
+
+// What is copied from cells, which must stay as they are meanwhile.
+struct rows_order {
+    copies                  what;
+    const llama_kv_cache *  from = nullptr;
+    std::vector<cell_range> cells;
+};
+
+// Device memory for one folded state. It is free when nobody else holds it.
+struct snapshot {
+    ggml_backend_buffer_ptr buffer;
+    ggml_context_ptr        ctx;
+    ggml_tensor *           bytes;
+};
+
+// One order to the thread. The result is false where something could not be copied, and nobody knows what is in its place.
+struct taking {
+    rows_order                             order;
+    std::vector<ggml_backend_event_ptr>    behind; // the batches that must have ended
+    std::vector<std::shared_ptr<snapshot>> kept;   // that it copies from
+    std::promise<bool>                     result;
+};
+
+class taker {
+public:
+    // now: copies at once, after everything that was evaluated.
+    explicit taker(std::function<void(copies &)> now);
+    ~taker(); // returns when everything is taken
+
+    taker(const taker &) = delete;
+    taker & operator=(const taker &) = delete;
+
+    // Makes the queues, once the context has a scheduler: it gets that with its first batch.
+    void connect(ggml_backend_sched_t sched);
+
+    std::shared_future<bool> take(rows_order rows);
+    std::shared_future<bool> take_folded(copies what);
+
+    // Returns when none of these cells is being copied; null: none of the cache's.
+    void before_write(const llama_kv_cache * kv, const std::vector<cell_range> * cells);
+
+    bool     has_queues() const { return !queues.empty(); }
+    uint64_t waited_us()  const { return n_waited_us; } // by before_write and for room for a snapshot
+
+private:
+    // Of a device that can copy while it evaluates.
+    struct queue {
+        ggml_backend_t   evaluating; // the context's own
+        ggml_backend_ptr copying;
+    };
+
+    struct pending {
+        std::shared_ptr<taking>  what;
+        std::shared_future<bool> result;
+    };
+
+    std::shared_future<bool>  give(rows_order rows, std::vector<std::shared_ptr<snapshot>> kept);
+    std::shared_ptr<snapshot> room_on(ggml_backend_dev_t device, size_t size);
+    void                      wait(const std::shared_future<bool> & result);
+    void                      run();
+
+    const std::function<void(copies &)>    now;
+    bool                                   connected = false;
+    std::map<ggml_backend_dev_t, queue>    queues; // changed under mu; the giving thread reads them without
+    std::vector<std::shared_ptr<snapshot>> snapshots;
+    std::atomic<uint64_t>                  n_waited_us{ 0 };
+
+    std::mutex              mu;
+    std::condition_variable changed;
+    std::deque<pending>     orders; // the front one is being taken
+    bool                    over = false;
+    std::thread             thread;
+};
+
+} // namespace state_rows
