@@ -54,7 +54,7 @@ def _free_port() -> int:
 
 
 def _local(value: Any) -> Any:
-    """The same request, with addresses of the hub in place of Hugging Face's."""
+    """Gives the same request, with addresses of the hub in place of Hugging Face's."""
     return json.loads(json.dumps(value).replace(HUGGING_FACE, HUB)) if HUGGING_FACE in json.dumps(value) else value
 
 

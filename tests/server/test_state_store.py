@@ -10,9 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import toys
 from helpers import ROOT
 
+import toys
 from pyrun.home import Home
 
 pytestmark = pytest.mark.server
