@@ -19,13 +19,13 @@ class Finished:
     source: str
     reason: str | None
     at: int | None
-    words: str | None  # on both sides of where the prompt left what is known
+    words: str | None  # they stand on both sides of where the prompt left what is known
     advice: str | None
     stable: tuple[str, ...]  # what of the prompt was made stable
 
 
 def finished_requests(url: str, key: str | None = None, user: str = "") -> list[Finished]:
-    """Newest first."""
+    """Gives the last requests, the newest first."""
     path = "/cache/requests" + (f"?user_id={quote(user)}" if user else "")
     return [_finished(told) for told in ask(url, path, key)["requests"]]
 
