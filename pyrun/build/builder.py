@@ -27,6 +27,7 @@ from pyrun.machine.vulkan import are_headers_old, headers_version
 from pyrun.upstream import source
 
 TARGETS = ("llama-server",)
+SOURCES = (".cpp", ".h", ".txt", ".cmake")  # what kernels/ has for a compiler and for cmake
 CONFIGURED = "llama-run-configure.json"  # a file in the build's folder says what cmake was told
 # A build takes so much on disk, with room to spare.
 NEEDED_BYTES = {"cpu": 1 << 30, "vulkan": 3 << 29, "cuda": 3 << 30, "rocm": 3 << 30}
@@ -184,7 +185,7 @@ def _digest(folder: Path) -> str:
     """Tells whether anything changed that the server is compiled from, or by."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.suffix in (".cpp", ".h", ".txt") and path.is_file():
+        if path.suffix in SOURCES and path.is_file():
             digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
