@@ -24,7 +24,7 @@ from pyrun import console
 from pyrun.home import find_home
 
 OFF, ON, UPSTREAM = "tracking off", "tracking on", "upstream"
-BLOCK = 5  # rounds between two starts
+BLOCK = 5  # so many rounds are played between two starts
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class Endpoint:
 
     @property
     def answer(self) -> int:
-        """Tokens that an agent may ask for at once: what is set aside for an answer is missing in the prompt."""
+        """An agent may ask for so many tokens at once: what is set aside for an answer is missing in the prompt."""
         return max(1, min(16_384, self.context // 4))
 
 

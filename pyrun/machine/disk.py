@@ -16,7 +16,7 @@ READ_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    write: float  # bytes a second, down to the disk
+    write: float  # bytes a second that arrive on the disk itself
     read: float | None  # None where the system cannot be asked to forget what it has in RAM
 
 

@@ -22,7 +22,7 @@ class GiveUp:
 
 
 def after_crash(crashes: Sequence[float], now: float) -> Restart | GiveUp:
-    """crashes: times of all crashes so far, the newest included. The delay doubles with each recent one."""
+    """`crashes` are the times of all crashes so far, the newest included. The delay doubles with each recent one."""
     recent = [t for t in crashes if now - t < WINDOW_SECONDS]
     if len(recent) >= MAX_CRASHES:
         return GiveUp(len(recent))
