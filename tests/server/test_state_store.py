@@ -1,6 +1,6 @@
 """State saved by one process and restored by another, for every kind of memory: equal bit by bit.
 
-The work is done by kernels/llama/state_test.cpp and rows_test.cpp, which are built beside llama-server.
+The work is done by kernels/llama/state_test.cpp and kernels/libllama/rows_test.cpp, built beside llama-server.
 """
 
 from __future__ import annotations
