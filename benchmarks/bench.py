@@ -1,4 +1,4 @@
-"""What a scenario works with: one model on one backend, its peers, and the folder for what is found out."""
+"""Holds what a scenario works with: one model on one backend, its peers, and the folder for what is found out."""
 
 from __future__ import annotations
 

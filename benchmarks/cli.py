@@ -1,4 +1,4 @@
-"""`benchmark`: the harness's command line. It parses and prints; the work is in run.py."""
+"""Has the command line of `benchmark`. It parses and prints; the work is in run.py."""
 
 from __future__ import annotations
 

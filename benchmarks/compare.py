@@ -1,4 +1,4 @@
-"""Two runs side by side: what became faster or slower, and whether that is more than noise. Pure, but for reading."""
+"""Holds two runs side by side: what became faster or slower, and whether that is more than noise. It only reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counting a mixture's experts costs: throughput with tracking on, off, and of the unpatched server.
+"""Measures what counting a mixture's experts costs: speed with tracking on, off, and of the unpatched server.
 
     python -m benchmarks.shapes 35b-a3b MODEL --layers 8
     python -m benchmarks.expert_cost MODEL [--upstream SERVER] [--server SERVER] [--rounds 9] [-- FLAG ...]

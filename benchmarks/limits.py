@@ -1,4 +1,4 @@
-"""What the machine allows at best: how fast it reads, copies, evaluates. A warm start is measured against that.
+"""Measures what the machine allows at best: how fast it reads, copies, evaluates. A warm start is held against that.
 
 The limit of a restore is the time to read its bytes in one go, and to evaluate what is new:
 

@@ -1,4 +1,4 @@
-"""What was measured on what: machine, build, model and noise, as they go into every result."""
+"""Tells what was measured on what: machine, build, model and noise, as they go into every result."""
 
 from __future__ import annotations
 

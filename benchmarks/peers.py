@@ -1,4 +1,4 @@
-"""What is measured: servers that are started, asked over HTTP as a client asks, and stopped, politely or not.
+"""Starts what is measured, asks it over HTTP as a client asks, and stops it, politely or not.
 
 `Server` is one llama-server with its flags, `SlotServer` one whose state is saved and restored by hand, and `Remote`
 anything that speaks OpenAI's protocol at a URL and is not ours to start or stop.

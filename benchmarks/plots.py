@@ -1,4 +1,4 @@
-"""Results as pictures, PNG and SVG. Without matplotlib there are none, and that is said."""
+"""Draws results, as PNG and SVG. Without matplotlib there are no pictures, and that is said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run is, counted in what takes the time."""
+"""Tells how far a run is, counted in what takes the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes of what a run finds out. Its JSON files hold just these, so that writers and readers of them agree.
+"""Names the shapes of what a run finds out. Its JSON files hold just these, so that writers and readers agree.
 
 A key that is not always there belongs to a class with `total=False`: a run that was interrupted has no medians yet, and
 only our own server tells how many bytes it wrote.

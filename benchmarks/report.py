@@ -1,4 +1,4 @@
-"""What a person reads of a run: summary.md per model and for all, and the plots beside them."""
+"""Writes what a person reads of a run: summary.md per model and for all, and the plots beside them."""
 
 from __future__ import annotations
 

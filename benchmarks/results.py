@@ -1,4 +1,4 @@
-"""Where results lie, and how they get there: written as soon as they are known, so that nothing done is ever lost.
+"""Knows where results lie. They are written as soon as they are known, so that nothing done is ever lost.
 
 RUN/run.json                       what was asked for, on which machine, how it ended
 RUN/summary.json, summary.md       all models and backends

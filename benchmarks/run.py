@@ -1,4 +1,4 @@
-"""One run: which models on which backends, scenario after scenario, with results on disk as soon as they are there."""
+"""Plays a run: which models on which backends, scenario after scenario, with results on disk at once."""
 
 from __future__ import annotations
 

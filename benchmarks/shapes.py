@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights: as large, as fast and as hungry for memory as the real ones.
+"""Writes models of real shapes with random weights: as large, as fast and as hungry for memory as the real ones.
 
     python -m benchmarks.shapes 35b-a3b OUT.gguf [--layers N] [--type q4_0]
     python -m benchmarks.shapes 14b OUT.gguf

@@ -1,4 +1,4 @@
-"""Few numbers about many: medians, spreads, percentiles. Pure."""
+"""Makes few numbers of many: medians, spreads, percentiles. It is pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as tables: neutral ones, that become markdown in summary.md and rich tables on a terminal. Pure."""
+"""Makes tables of results: they become markdown in summary.md and rich tables on a terminal. It is pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of a given length that is the same on every machine, and never repeats itself for long."""
+"""Writes text of a given length that is the same on every machine, and never repeats itself for long."""
 
 from __future__ import annotations
 

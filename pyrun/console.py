@@ -1,4 +1,4 @@
-"""What a person sees: data on stdout, everything else on stderr, progress only where it can move."""
+"""Shows a person everything: data goes to stdout, the rest to stderr, progress only where it can move."""
 
 from __future__ import annotations
 

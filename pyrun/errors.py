@@ -1,4 +1,4 @@
-"""Errors that a person can act on: what went wrong, and what to do about it."""
+"""An error that a person can act on says what went wrong, and what to do about it."""
 
 from __future__ import annotations
 

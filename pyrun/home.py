@@ -1,4 +1,4 @@
-"""Where things are: the one module that names the project's files and folders."""
+"""Knows where things are: this is the one module that names the project's files and folders."""
 
 from __future__ import annotations
 

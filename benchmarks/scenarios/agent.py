@@ -1,4 +1,4 @@
-"""An agent's session of eleven turns: prompts that grow, part and come back, with a crash in the middle.
+"""Plays an agent's session of eleven turns: prompts grow, part and come back, with a crash in the middle.
 
 The script is recorded, so that every peer is sent the same prompts: a static prefix with tool schemas, tool results
 that grow, answers whose reasoning the client does not send back, a side conversation with the same prefix, a branch

@@ -1,4 +1,4 @@
-"""Chats that take turns in one slot: how long until the first token, by the number of the turn?
+"""Lets chats take turns in one slot: how long does the first token take, by the number of the turn?
 
 Lengths are drawn as they are in collections of real conversations (ShareGPT): most messages are short, some are very
 long, answers are longer than questions. With --chats FILE, real ones are replayed: a list of conversations in the

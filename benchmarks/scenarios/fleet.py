@@ -1,4 +1,4 @@
-"""Many conversations with one system prompt: what each adds on disk, and how soon it is answered.
+"""Plays many conversations with one system prompt: what does each add on disk, how soon is it answered?
 
 Beside it stands what whole-state checkpoints would take: the state of all of a conversation's tokens, once per turn.
 """

@@ -1,4 +1,4 @@
-"""Several clients at once: how much is answered, how soon, and with how many errors?
+"""Has several clients ask at once: how much is answered, how soon, and with how many errors?
 
 Every client has a conversation of its own, all with the same system prompt, and asks again as soon as it is answered.
 """

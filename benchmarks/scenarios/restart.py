@@ -1,4 +1,4 @@
-"""The same prompt before and after a restart: how long until the first token?
+"""Sends the same prompt before and after a restart: how long does the first token take?
 
 - cold: a fresh server with an empty cache;
 - again: the same prompt at once, from the slot, as the answer of a process that never stopped;

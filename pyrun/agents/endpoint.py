@@ -1,4 +1,4 @@
-"""The running server as an agent has to know it: address, key, model and how much the model reads."""
+"""Describes the running server as an agent has to know it: address, key, model and how much the model reads."""
 
 from __future__ import annotations
 

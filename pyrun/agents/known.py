@@ -1,4 +1,4 @@
-"""The agents that can be connected, one function each: an endpoint becomes the settings that the agent reads.
+"""Knows the agents that can be connected: for each, a function makes the settings that it reads of an endpoint.
 
 docs/agents.md says with which versions the settings were tried, and what each timeout is for.
 """

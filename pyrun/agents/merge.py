@@ -1,4 +1,4 @@
-"""Merging settings into the text of a config file: what is there and not ours stays, comments included."""
+"""Merges settings into the text of a config file: what is there and not ours stays, comments included."""
 
 from __future__ import annotations
 

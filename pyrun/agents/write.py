@@ -1,4 +1,4 @@
-"""Writing an agent's settings: whole or not at all, and with the file of before beside it."""
+"""Writes an agent's settings, whole or not at all, and with the file of before beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each backend adds to a build: cmake definitions and variables. Pure: a machine in, settings out."""
+"""Says what each backend adds to a build: cmake definitions and variables. It is pure: a machine in, settings out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From pin, patches and kernels to llama.cpp/build/<backend>/bin/llama-server."""
+"""Makes llama.cpp/build/<backend>/bin/llama-server from pin, patches and kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backend to use, of those that are built or can be: pure, so that every machine's choice is in a test."""
+"""Chooses a backend of those that are built or can be. It is pure, so that every machine's choice is in a test."""
 
 from __future__ import annotations
 

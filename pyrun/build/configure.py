@@ -1,4 +1,4 @@
-"""Which cmake definitions a backend is built with. Pure: settings in, arguments out."""
+"""Says which cmake definitions a backend is built with. It is pure: settings in, arguments out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running cmake and ninja: everything into a log, progress from ninja's counter, the end of the log on failure."""
+"""Runs cmake and ninja: everything goes into a log, whose end is shown on failure; ninja's counter is the progress."""
 
 from __future__ import annotations
 

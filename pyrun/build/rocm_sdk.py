@@ -1,4 +1,4 @@
-"""A ROCm of llama-run's own in deps/rocm, unpacked from an archive that the user names. Nothing is installed.
+"""Unpacks a ROCm of llama-run's own into deps/rocm, from an archive that the user names. Nothing is installed.
 
 The archive is AMD's ROCm tarball for one family of chips. Its hash is checked where the user gives it, and recorded
 either way, so that a build says which one it was made with.

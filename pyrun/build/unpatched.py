@@ -1,4 +1,4 @@
-"""Upstream's own llama-server from the same pin, to compare ours with: without the series and without kernels/.
+"""Builds upstream's own llama-server from the same pin, to compare ours with: without the series and kernels/.
 
 Patches numbered below 10 are applied all the same: they work around faults of compilers, without which the server
 does not run at all on some machines, and change nothing that it does. `Unpatched.fixes` names them, to be shown

@@ -1,4 +1,4 @@
-"""Vulkan headers that are new enough, in deps/, where the system's are not.
+"""Fetches Vulkan headers that are new enough into deps/, where the system's are not.
 
 They come from the package of a later Debian: the user's own mirror, apt's own client, a pinned hash. Headers are the
 same on every architecture, so one package serves all. The loader and the driver stay the system's.

@@ -1,4 +1,4 @@
-"""Removing stored state: what nothing can use, what is damaged, and what a user no longer wants."""
+"""Removes stored state: what nothing can use, what is damaged, and what a user no longer wants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models a cache folder holds, and opening one of them; what can go wrong here has a remedy."""
+"""Finds the models that a cache folder holds, and opens one of them; what can go wrong here has a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored, and whether every byte of it is sound. Nothing here changes anything on disk."""
+"""Tells what is stored, and whether every byte of it is sound. Nothing here changes anything on disk."""
 
 from __future__ import annotations
 

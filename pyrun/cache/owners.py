@@ -1,4 +1,4 @@
-"""Which stored state belongs to which model file, as servers told it when they were ready.
+"""Remembers which stored state belongs to which model file, as servers told it when they were ready.
 
 A fingerprint is made from what a model holds and how it is run; only a server knows it. A small file in the cache
 folder keeps what was told, so that a list of models can say how much is stored for each. Losing it loses nothing else.

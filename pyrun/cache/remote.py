@@ -1,4 +1,4 @@
-"""What a running server says about its cache: it has the store open, so the files are not ours to read."""
+"""Asks a running server about its cache: it has the store open, so the files are not ours to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why prompts were evaluated: the last requests of a running server, as it tells them."""
+"""Tells why prompts were evaluated, from the last requests of a running server."""
 
 from __future__ import annotations
 

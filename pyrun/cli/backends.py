@@ -1,4 +1,4 @@
-"""`llama-run --list-backends`, and the choice behind `--backend auto`."""
+"""Has `llama-run --list-backends`, and the choice behind `--backend auto`."""
 
 from __future__ import annotations
 

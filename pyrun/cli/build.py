@@ -1,4 +1,4 @@
-"""`llama-run build`."""
+"""Has `llama-run build`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llama-run cache`: shows and removes stored state. Data goes to stdout, everything else to stderr."""
+"""Has `llama-run cache`, which shows and removes stored state. Data goes to stdout, everything else to stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llama-run doctor`: what was found on this machine, which source decided, and what each backend still needs."""
+"""Has `llama-run doctor`, which says what was found here, which source decided, and what each backend needs."""
 
 from __future__ import annotations
 

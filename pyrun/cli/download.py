@@ -1,4 +1,4 @@
-"""`llama-run --download`: finds the repository and the quantisation, and shows the download."""
+"""Has `llama-run --download`, which finds repository and quantisation, and shows the download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llama-run experts`: which experts of a mixture work."""
+"""Has `llama-run experts`, which shows the experts of a mixture that work."""
 
 from __future__ import annotations
 

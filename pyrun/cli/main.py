@@ -1,4 +1,4 @@
-"""`llama-run`: the root of the command tree, and the one place where errors become messages and exit codes."""
+"""Has the root of the command tree, and is the one place where errors become messages and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llama-run --list-models` and `--print-profile`."""
+"""Has `llama-run --list-models` and `--print-profile`."""
 
 from __future__ import annotations
 

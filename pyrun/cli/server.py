@@ -1,4 +1,4 @@
-"""`llama-run --server`: chooses build and model, and shows what the supervisor does."""
+"""Has `llama-run --server`, which chooses build and model, and shows what the supervisor does."""
 
 from __future__ import annotations
 

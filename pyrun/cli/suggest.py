@@ -1,4 +1,4 @@
-"""What somebody may have meant by words that the command line does not know. Pure: words in, hint out."""
+"""Guesses what somebody meant by words that the command line does not know. It is pure: words in, hint out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the routers of a mixture chose, and how evenly."""
+"""Counts what the routers of a mixture chose, and how evenly."""
 
 from __future__ import annotations
 

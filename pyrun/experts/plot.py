@@ -1,4 +1,4 @@
-"""A heat map of the experts' work: a row per layer, a column per expert."""
+"""Draws a heat map of the experts' work: a row per layer, a column per expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AMD graphics: which gfx a chip is, from the source that is nearest to the truth, and what ROCm has to be told.
+"""Finds which gfx an AMD chip is, from the source that is nearest to the truth, and what ROCm has to be told.
 
 The kernel's KFD topology is asked first, then amd-smi, then rocm-smi; the table of PCI ids is the last resort.
 """

@@ -1,4 +1,4 @@
-"""Which backends can be built and run here, which one is best, and what to install for the others. Pure."""
+"""Says which backends can be built and run here, which is best, and what to install for the others. It is pure."""
 
 from __future__ import annotations
 

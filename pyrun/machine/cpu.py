@@ -1,4 +1,4 @@
-"""The processor: its name, instruction set, and how many threads are worth starting."""
+"""Describes the processor: its name, instruction set, and how many threads are worth starting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a snapshot means: processor, memory, graphics, power, and the sources that decided. Pure."""
+"""Says what a snapshot means: processor, memory, graphics, power, and the sources that decided. It is pure."""
 
 from __future__ import annotations
 

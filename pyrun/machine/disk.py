@@ -1,4 +1,4 @@
-"""How fast the disk of the cache folder is, measured in about half a second at most."""
+"""Measures how fast the disk of the cache folder is, in about half a second at most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instruction sets: which level a processor has, and the cmake flags of a build for a level.
+"""Knows instruction sets: which level a processor has, and the cmake flags of a build for a level.
 
 On the machine itself the compiler finds out better (GGML_NATIVE); explicit flags serve builds for another machine.
 A level's flags hold for every processor that is said to have it.

@@ -1,4 +1,4 @@
-"""What nvidia-smi says about its cards."""
+"""Reads what nvidia-smi says about its cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a machine: the one module here that touches files and runs programs.
+"""Reads a machine: this is the one module here that touches files and runs programs.
 
 Nothing is decided here, so that a recorded snapshot tells everything. A program that is missing, fails or hangs is the
 same as one that says nothing.

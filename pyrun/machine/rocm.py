@@ -1,4 +1,4 @@
-"""Where ROCm is: one that ROCM_PATH names, one unpacked into deps/, or the system's."""
+"""Finds ROCm: one that ROCM_PATH names, one unpacked into deps/, or the system's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the probe has read, as it was: everything that is decided about a machine is decided from this."""
+"""Keeps what the probe has read, as it was: everything that is decided about a machine is decided from this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `vulkaninfo --summary` says about its devices, and how old the headers are that a build would use."""
+"""Reads what `vulkaninfo --summary` says about its devices, and how old the headers are that a build would use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small built-in model, for a machine that has none yet: SmolLM2-135M-Instruct from a PyPI wheel."""
+"""Has the small built-in model, for a machine that has none yet: SmolLM2-135M-Instruct from a PyPI wheel."""
 
 from __future__ import annotations
 

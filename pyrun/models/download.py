@@ -1,4 +1,4 @@
-"""Downloading files of a repository into models/, so that nothing unfinished or damaged ever looks like a model.
+"""Downloads files of a repository into models/, so that nothing unfinished or damaged ever looks like a model.
 
 A file arrives as `NAME.<start of checksum>.part` beside its place, is compared with the hub's size and checksum, and
 is renamed when everything that belongs to it has arrived: the first part of a split set comes last, because it stands

@@ -1,4 +1,4 @@
-"""What is worth knowing of a model before it is loaded: shape, memory, size. Pure: GGUF heads in, facts out."""
+"""Knows of a model what matters before it is loaded: shape, memory, size. It is pure: GGUF heads in, facts out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GGUF file a user means by a path, a name or a part of a name."""
+"""Finds the GGUF file that a user means by a path, a name or a part of a name."""
 
 from __future__ import annotations
 

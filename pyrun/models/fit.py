@@ -1,4 +1,4 @@
-"""Whether a model fits, where its weights go, and what would fit if it does not. Pure: facts in, plan out."""
+"""Says whether a model fits, where its weights go, and what would fit if it does not. It is pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The hub that models are downloaded from: what a repository holds, a search, and a part of a file.
+"""Asks the hub that models are downloaded from: what a repository holds, a search, and a part of a file.
 
-This wraps huggingface_hub: its session, addresses, token and errors. Its own download is not used, because the pinned
+It wraps huggingface_hub: its session, addresses, token and errors. Its own download is not used, because the pinned
 version throws an unfinished file away when it is interrupted: what comes from here is a stream, and
 pyrun.models.download keeps what arrived. Plain HTTP is enough; the hub serves its newer storage (xet) that way too.
 HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they mean elsewhere.

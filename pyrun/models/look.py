@@ -1,4 +1,4 @@
-"""Reading models: GGUF heads of whole sets, with one clear message for each way a set can be broken."""
+"""Reads models: GGUF heads of whole sets, with one clear message for each way a set can be broken."""
 
 from __future__ import annotations
 

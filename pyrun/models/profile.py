@@ -1,4 +1,4 @@
-"""The settings that suit a model on a machine, each with its reason. Pure: facts, machine and wishes in, profile out.
+"""Chooses the settings that suit a model on a machine, each with its reason. It is pure.
 
 The user's word comes first everywhere: what stands behind `--`, our own --ctx, and llama-server's own variables are
 kept, and the rest is worked out around them.

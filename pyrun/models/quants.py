@@ -1,4 +1,4 @@
-"""Reading the quantisation of a model from its file's name."""
+"""Reads the quantisation of a model from its file's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which quantisations evaluate prompts slowly on a CPU: those without kernels that take several rows at once.
+"""Knows which quantisations evaluate prompts slowly on a CPU: nobody wrote code for several of their rows at once.
 
 The type tables of llama.cpp's ggml-cpu (repack.cpp) say so, for processors with dot products (ARM) or AVX2 (x86). On
 two ARM cores, SmolLM2-135M in Q4_1 was measured at 75-120 tokens/s, slower than plain fp32 elsewhere (130-200).

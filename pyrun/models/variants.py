@@ -1,4 +1,4 @@
-"""What a repository offers: its GGUF files as whole models, one for each quantisation, and which one a user means."""
+"""Sorts what a repository offers into whole models, one for each quantisation, and finds the one a user means."""
 
 from __future__ import annotations
 

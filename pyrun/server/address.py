@@ -1,5 +1,5 @@
-"""Where the server will be found, and with which key: what stands behind `--` wins, then our flags, then the server's
-own variables. Pure but for reading a file of keys."""
+"""Says where the server will be found, and with which key: what stands behind `--` wins, then our flags, then the
+server's own variables. It is pure, but for reading a file of keys."""
 
 from __future__ import annotations
 

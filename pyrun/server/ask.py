@@ -1,4 +1,4 @@
-"""Questions to a running server."""
+"""Puts questions to a running server."""
 
 from __future__ import annotations
 

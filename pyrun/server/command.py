@@ -1,4 +1,4 @@
-"""The exact llama-server command for a set of settings. Pure: settings in, arguments out."""
+"""Writes the exact llama-server command for a set of settings. It is pure: settings in, arguments out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's log: it holds words of prompts, so it is its owner's alone. A few of its lines are for a person to see.
+"""Keeps the server's log. It holds words of prompts, so it is its owner's alone; a few lines are for a person to see.
 
 A log is in use as long as the server that writes it lives: the lock on it is inherited with the open file, and the
 kernel gives it back when the last process that has it is gone.

@@ -1,4 +1,4 @@
-"""Whether the address can be had, and who has it if not. Looks only; never touches a foreign process."""
+"""Says whether the address can be had, and who has it if not. It only looks, and touches no foreign process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a crashed server is started again, and when that is given up. Pure: crash times in, decision out."""
+"""Decides whether a crashed server is started again, and when. It is pure: crash times in, decision out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a server that was asked to end is waited for. The policy is pure: times in, decision out."""
+"""Decides how long a server that was asked to end is waited for. The policy is pure: times in, decision out."""
 
 from __future__ import annotations
 

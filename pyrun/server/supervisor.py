@@ -1,4 +1,4 @@
-"""The one owner of llama-server's life: starts it, waits for health, restarts it after a crash, stops it.
+"""Is the one owner of llama-server's life: starts it, waits for health, restarts it after a crash, stops it.
 
 It signals only the process it started itself. The policy of restarts is in restart.py; what is shown is the
 caller's, through the Listener. Now and then it looks into the log for what a person should hear.

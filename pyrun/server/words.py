@@ -1,4 +1,4 @@
-"""Flags behind `--`, found as llama-server itself finds them."""
+"""Finds flags behind `--` as llama-server itself finds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetching a package file by name through pip, and trusting it only by its hash."""
+"""Fetches a package file by name through pip, and trusts it only by its hash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The patch series: reading it, checking it, turning it into commits on top of the pin, and writing it back."""
+"""Reads the patch series, checks it, turns it into commits on top of the pin, and writes it back."""
 
 from __future__ import annotations
 

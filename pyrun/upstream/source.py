@@ -1,4 +1,4 @@
-"""The source tree llama.cpp/source: unpacked from the pin, proven to be upstream's, with our series on top.
+"""Prepares llama.cpp/source: unpacked from the pin, proven to be upstream's, with our series on top.
 
 The tree is a git repository of its own. `refs/llama-run/base` is the unpacked upstream, `refs/llama-run/applied` the
 series as it was last applied, one commit per patch. Work of the user's (changed files, further commits) is what

@@ -1,4 +1,4 @@
-"""A model hub on this machine: answers the few requests by which llama-server finds and fetches a model."""
+"""Is a model hub on this machine: it answers the few requests by which llama-server finds and fetches a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pytest plugin for upstream's server tests: local models, own ports, and texts compared instead of matched.
+"""Makes upstream's server tests use local models and own ports, and compares texts instead of matching them.
 
 A test may look for words that only its own model says. Here the stand-in's text is written down on the unpatched
 server, and the patched one has to say the same. Everything else the tests assert is left as it is.

@@ -1,4 +1,4 @@
-"""Local stand-ins for the models that upstream's server tests download, under the names the tests use.
+"""Writes stand-ins for the models that upstream's server tests download, under the names the tests use.
 
 Weights are those of the toy models (toys/), so text means nothing; shapes, vocabularies and token counts are what
 the tests look at. The vocabulary of the smallest model is ours: its pieces were searched for so that the prompts in the
