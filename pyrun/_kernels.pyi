@@ -1,6 +1,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
+TAG_FILE: str
+LOCK_FILE: str
+QUARANTINE: str
+
 def conversation_hash(tokens: Sequence[int]) -> int: ...
 def root_key(
     fingerprint: bytes, page_size: int, name_space: str = "", adapters: Sequence[tuple[bytes, float]] = ()
@@ -12,15 +16,17 @@ def page_keys(
     name_space: str = "",
     adapters: Sequence[tuple[bytes, float]] = (),
 ) -> list[bytes]: ...
+def is_fingerprint(name: str) -> bool: ...
 def user_key(user: str) -> bytes: ...
+def user_folder(model_folder: str, name_space: bytes) -> str: ...
 def list_models(folder: str) -> list[bytes]: ...
 def measure_tree(path: str) -> int: ...
 def remove_model(folder: str, fingerprint: bytes) -> int: ...
 
 class StoreError(Exception):
-    kind: str  # miss, corrupt, incompatible, no_space, io_error, busy
+    kind: str  # it is one of miss, corrupt, incompatible, no_space, io_error, busy
     message: str
-    pid: int | None  # of the process that has the store, where that is the trouble
+    pid: int | None  # the process that has the store, where that is the trouble
 
 class StoreBusyError(StoreError): ...
 

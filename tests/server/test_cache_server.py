@@ -19,6 +19,7 @@ import requests
 from backend import BINARY
 from cache_server import Answer, CacheServer, Messages, Serve, completion, say, toy
 from helpers import ROOT, wait_until
+
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toys
 from cache_server import CacheServer, Serve, Tokens, starter, toy
 from click.testing import CliRunner, Result
 from helpers import wait_until
-from toys.corpus import TEXT
 
+import toys
 from pyrun.cli.main import cli
 from pyrun.errors import UserError
+from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, free_port, wait_until
-from toys import ensure
 
 from pyrun.home import Home
 from pyrun.models.facts import model_facts
 from pyrun.models.gguf import read_gguf
+from toys import ensure
 
 pytestmark = pytest.mark.server
 

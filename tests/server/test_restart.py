@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import requests
-import toys
 from backend import BACKEND
 from helpers import ROOT, wait_until
 from server_fixtures import Server, StartServer
 
+import toys
 from pyrun.cache.look import count_conversations
 from pyrun.cache.owners import fingerprints_of
 

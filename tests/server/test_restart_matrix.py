@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import toys
 from cache_server import TABLE, Answer, CacheServer, Messages, Serve, Tokens, say, smollm2, starter, toy
 from helpers import wait_until
+
+import toys
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server

@@ -1,6 +1,6 @@
 """State saved by one process and restored by another, for every kind of memory: equal bit by bit.
 
-The work is done by kernels/llama/state_test.cpp and rows_test.cpp, which are built beside llama-server.
+The work is done by kernels/llama/state_test.cpp and kernels/libllama/rows_test.cpp, built beside llama-server.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import toys
 from helpers import ROOT
 
+import toys
 from pyrun.home import Home
 
 pytestmark = pytest.mark.server

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import toys
 from helpers import ROOT
 from server_fixtures import StartServer
+
+import toys
 
 pytestmark = pytest.mark.server
 

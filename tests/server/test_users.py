@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import requests
-import toys
 from cache_server import Answer, CacheServer, Serve, Tokens, say, toy
 from helpers import wait_until
-from toys.corpus import TEXT
 
+import toys
 from pyrun import _kernels
+from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
 

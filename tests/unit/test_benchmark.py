@@ -24,6 +24,7 @@ from benchmarks.cli import with_default
 from benchmarks.limits import eval_ms, restore_limit_ms
 from benchmarks.peers import Answer, Message, Pace, PeerError, Remote, Server, SlotServer
 from benchmarks.progress import RunProgress
+from benchmarks.records import Result
 from benchmarks.results import (
     Room,
     chosen_run_folder,
@@ -365,7 +366,7 @@ STATS_OF_A_CACHE: dict[str, Any] = {
 }
 
 
-def play_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: Answer) -> dict[str, Any]:
+def play_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: Answer) -> Result:
     """One round of `restart` with these answers: cold, again, warm, from RAM."""
     bench = bench_of(tmp_path)
     monkeypatch.setattr(bench, "calibrate", lambda peer: None)
@@ -478,10 +479,8 @@ def test_ratio_or_limit_of_a_restart_is_wrong() -> None:
 
     interrupted = {"cold": {"ttft_ms": 999.0}}
     rounds = [row(1000, 50), row(1100, 60), row(1200, 90), interrupted]
-    result: dict[str, Any] = {
-        "cases": [{"size": "small", "peers": {"llama-run": {"rounds": rounds}, "upstream": {"rounds": []}}}]
-    }
-    told: dict[str, Any] = {"reading": {"sequential_bytes_per_s": {"median": 1e9}}}
+    result: Any = {"cases": [{"size": "small", "peers": {"llama-run": {"rounds": rounds}, "upstream": {"rounds": []}}}]}
+    told: Any = {"reading": {"sequential_bytes_per_s": {"median": 1e9}}}
     restart.end(told, result)
     assert "beside_bytes_per_s" not in told["reading"]
     peer = result["cases"][0]["peers"]["llama-run"]
@@ -504,7 +503,7 @@ def test_slow_cold_start_makes_a_better_ratio() -> None:
         return {"ttft_ms": {"cold": summarise([cold]), "warm": summarise([warm])}}
 
     peers = {"llama-run": peer(2000, 20), "upstream": peer(1000, 1010), "http://elsewhere": peer(10, 10)}
-    case: dict[str, Any] = {"size": "small", "peers": {**peers, "slots": {"rounds": []}}}
+    case: Any = {"size": "small", "peers": {**peers, "slots": {"rounds": []}}}
     assert times_shorter(case, "llama-run") == 50, "against upstream's cold start, which is the fastest"
     assert times_shorter(case, "slots") is None
     assert times_shorter(case, "http://elsewhere") is None, "it was asked something else"
@@ -515,7 +514,7 @@ def test_agents_estimates_are_wrong() -> None:
         {"n_tokens": 1000, "new": 1000, "evaluated": 1000, "ttft_ms": 1000.0, "prefill_per_s": 500.0},
         {"n_tokens": 1500, "new": 500, "evaluated": 650, "ttft_ms": 300.0, "prefill_per_s": 600.0},
     ]
-    result: dict[str, Any] = {"peers": {"llama-run": {"turns": turns}, "upstream": {"turns": []}}}
+    result: Any = {"peers": {"llama-run": {"turns": turns}, "upstream": {"turns": []}}}
     agent.end({}, result)
     assert turns[1]["cold_ms_estimated"] == 3000
     assert result["peers"]["llama-run"]["evaluated_per_new"] == 1.1
@@ -534,7 +533,7 @@ def test_fleets_bytes_are_wrong() -> None:
         for t in (1, 2)
         for c in (1, 2, 3)
     ]
-    result: dict[str, Any] = {"peers": {"llama-run": {"turns": turns}}}
+    result: Any = {"peers": {"llama-run": {"turns": turns}}}
     fleet.end({}, result)
     peer = result["peers"]["llama-run"]
     assert (peer["written_bytes"], peer["whole_bytes"], peer["disk_bytes"]) == (30, 900, 3)

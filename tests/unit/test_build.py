@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from helpers import wait_until
+from helpers import ROOT, wait_until
 
 from pyrun.build import builder
 from pyrun.build.configure import BuildSettings, cmake_definitions
@@ -77,6 +77,17 @@ def test_build_of_a_copied_clone_cannot_be_configured(tmp_path: Path) -> None:
     shutil.copytree(old, new)
     run_logged(builder.configure_command(tools, new, new / "build", make), tmp_path / "log")
     assert f"CMAKE_HOME_DIRECTORY:INTERNAL={new}\n" in (new / "build" / "CMakeCache.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["CMakeLists.txt", "libllama/libllama.cmake", "server/common.cmake", "kvtier/store.h"])
+def test_a_change_to_what_the_server_is_built_from_is_noticed(tmp_path: Path, name: str) -> None:
+    kernels = tmp_path / "kernels"
+    shutil.copytree(ROOT / "kernels", kernels)
+    before = builder._digest(kernels)
+    (kernels / "notes.md").write_text("Nobody compiles this.\n")
+    assert builder._digest(kernels) == before
+    (kernels / name).write_text((kernels / name).read_text() + "\n")
+    assert builder._digest(kernels) != before
 
 
 def test_build_starts_without_room(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from fakes.models import gguf_bytes
 from helpers import ROOT
+from write_docs import cli_page
 
 from pyrun.cli.main import main
 from pyrun.console import duration, size
-from pyrun.docs import cli_page
 from pyrun.server.address import choose_address, find_key
 from pyrun.server.ask import ask
 
@@ -408,7 +408,7 @@ def test_folder_that_is_no_clone_gives_a_traceback(
 
 
 def test_cli_page_differs_from_the_commands() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text() == cli_page(), "run `python -m pyrun.docs`"
+    assert (ROOT / "docs" / "cli.md").read_text() == cli_page(), "run `python scripts/write_docs.py`"
 
 
 @pytest.mark.parametrize(

@@ -633,7 +633,7 @@ def test_slow_kernels_are_found_out_later(hub: FakeHub, machine: Machine, monkey
 def test_progress_has_no_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    progress = console.ByteProgress("a.gguf", 10_000_000_000, 1_000_000_000)
+    progress = console.Progress("a.gguf", console.BYTES, 10_000_000_000, 1_000_000_000)
     for clock[0] in (1010.0, 1030.0, 1031.0, 1055.0):
         progress.advance(500_000_000)
     assert capsys.readouterr().err.splitlines() == [

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from fakes.models import gguf_bytes
 from gguf import GGUFReader
-from toys import MODELS, ensure
 
 from pyrun.models.facts import facts_of_name, model_facts
 from pyrun.models.gguf import BrokenModelError, Skipped, read_gguf
+from toys import MODELS, ensure
 
 TOYS = Path(__file__).resolve().parents[2] / ".cache" / "toys"
 

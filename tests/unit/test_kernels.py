@@ -78,3 +78,17 @@ def test_bad_arguments_reach_the_hash() -> None:
         _kernels.root_key(FINGERPRINT, 4, "", [(b"", 1.0)])
     with pytest.raises(TypeError):
         _kernels.conversation_hash([2**31])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [("0123456789abcdef" * 2, True), ("0" * 31, False), ("0" * 33, False), ("A" * 32, False), ("\udcff" * 32, False)],
+)
+def test_a_fingerprint_has_32_small_hex_digits(name: str, is_one: bool) -> None:
+    assert _kernels.is_fingerprint(name) == is_one
+
+
+def test_a_user_has_a_folder_and_nobody_has_none() -> None:
+    alice, nobody = _kernels.user_key("alice"), _kernels.user_key("")
+    assert _kernels.user_folder("/kv/model", alice) == f"/kv/model/u/{alice.hex()}"
+    assert nobody == bytes(16) and _kernels.user_folder("/kv/model", nobody) == "/kv/model"

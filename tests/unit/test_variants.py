@@ -8,8 +8,8 @@ import pytest
 from pyrun.cli.download import Wanted, read_name
 from pyrun.errors import UserError
 from pyrun.models.hub import RemoteFile
-from pyrun.models.kernels import slow_on_cpu
 from pyrun.models.quants import quant_of
+from pyrun.models.slow_quants import slow_on_cpu
 from pyrun.models.variants import match, offer_of
 
 
