@@ -30,7 +30,7 @@ std::vector<token> babble(random_source & r, const std::vector<std::vector<token
 
 } // namespace
 
-TEST(a_search_finds_less_or_more_than_comparing_everything) {
+TEST(a_search_finds_what_comparing_everything_finds) {
     for (uint64_t seed = 0; seed < 30; seed++) {
         random_source r{ seed };
         fault_env     disk;
@@ -60,7 +60,7 @@ TEST(a_search_finds_less_or_more_than_comparing_everything) {
     }
 }
 
-TEST(a_search_for_folded_state_misses_an_anchor) {
+TEST(a_search_for_folded_state_finds_the_longest_anchor) {
     for (uint64_t seed = 0; seed < 30; seed++) {
         random_source r{ seed };
         fault_env     disk;
@@ -96,7 +96,7 @@ TEST(a_search_for_folded_state_misses_an_anchor) {
     }
 }
 
-TEST(a_limit_is_exceeded) {
+TEST(a_search_keeps_to_its_limit) {
     fault_env   disk;
     const model m;
     const std::vector<token> tokens = random_tokens(1, 100);
@@ -112,7 +112,7 @@ TEST(a_limit_is_exceeded) {
     }
 }
 
-TEST(a_search_costs_by_what_is_stored) {
+TEST(a_search_costs_no_more_when_more_is_stored) {
     size_t compared[2];
     size_t i_size = 0;
     for (size_t n : { size_t(4), size_t(400) }) {

@@ -24,7 +24,7 @@ static plan_request planned(const model & m, const std::vector<token> & tokens) 
     return p;
 }
 
-TEST(a_slow_disk_delays_serving) {
+TEST(a_slow_disk_does_not_delay_serving) {
     fault_env   disk;
     const model m;
     auto        s = open(disk, m.options());
@@ -75,7 +75,7 @@ TEST(trouble_is_told_once_until_it_is_over) {
     CHECK(w.last_error().empty());
 }
 
-TEST(what_is_queued_is_not_promised) {
+TEST(what_is_queued_is_promised) {
     fault_env   disk;
     const model m;
     auto        s = open(disk, m.options());
@@ -103,7 +103,7 @@ TEST(what_is_queued_is_not_promised) {
     CHECK(w.coming(m.root(), tokens.data(), 64).n_tokens == 0);
 }
 
-TEST(a_full_queue_blocks_or_goes_uncounted) {
+TEST(a_full_queue_refuses_at_once_and_counts_it) {
     fault_env   disk;
     const model m;
     auto        s = open(disk, m.options());
@@ -127,7 +127,7 @@ TEST(a_full_queue_blocks_or_goes_uncounted) {
     CHECK(!w.enqueue({}));
 }
 
-TEST(pages_on_their_way_are_copied_again) {
+TEST(pages_on_their_way_are_not_copied_again) {
     fault_env   disk;
     const model m;
     auto        s = open(disk, m.options());
@@ -150,7 +150,7 @@ TEST(pages_on_their_way_are_copied_again) {
     CHECK(s->stats().values.runs_written == 9);
 }
 
-TEST(a_failed_save_is_not_made_up_for) {
+TEST(a_failed_save_is_made_up_for_by_the_next) {
     fault_env   disk;
     const model m;
     auto        s = open(disk, m.options());
@@ -173,7 +173,7 @@ TEST(a_failed_save_is_not_made_up_for) {
     CHECK(m.restore(*s, tokens) == 80);
 }
 
-TEST(threads_trip_over_each_other) {
+TEST(readers_and_the_writer_do_not_trip_over_each_other) {
     fault_env     disk;
     model         m;
     store_options o = m.options();
@@ -212,7 +212,7 @@ TEST(threads_trip_over_each_other) {
     CHECK(disk.disk_bytes() <= o.max_bytes);
 }
 
-TEST(damage_found_by_a_reader_pulls_the_rug_from_under_the_writer) {
+TEST(damage_found_by_a_reader_does_not_harm_the_writer) {
     fault_env     disk;
     model         m;
     store_options o = m.options();
@@ -255,7 +255,7 @@ TEST(damage_found_by_a_reader_pulls_the_rug_from_under_the_writer) {
 }
 
 // A reader gives up a file that the save under way, which began before, writes again.
-TEST(a_removal_put_off_takes_what_has_been_written_since) {
+TEST(a_removal_put_off_leaves_what_has_been_written_since) {
     model m;
     m.folded_size = 64;
     const auto damage_anchors = [](failing_env & disk) {
