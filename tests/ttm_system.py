@@ -32,17 +32,10 @@ def load() -> ModuleType:
 ttm = load()
 editing = sys.modules["kernel_command_line"]
 
-
 # 24 GiB, on a kernel that has no use for gttsize and on one that needs it.
 TTM = "ttm.pages_limit=6291456 ttm.page_pool_size=6291456"
-
-
 OLD = f"{TTM} amdgpu.gttsize=24576"
-
-
 GRUB = "etc/default/grub"
-
-
 ENTRIES = "boot/loader/entries"
 
 UBUNTU = """# If you change this file, run 'update-grub' afterwards to update

@@ -22,7 +22,7 @@ from benchmarks.text import words
 from pyrun.errors import UserError
 
 
-def test_generated_chats_have_other_lengths_than_real_ones() -> None:
+def test_generated_chats_have_the_lengths_of_real_ones() -> None:
     chats = chat.generate(400, longest_answer=2000)
     assert chats == chat.generate(400, longest_answer=2000)
     questions = [exchange.question_tokens for each in chats for exchange in each]
@@ -34,7 +34,7 @@ def test_generated_chats_have_other_lengths_than_real_ones() -> None:
     assert max(exchange.answer_tokens for each in chat.generate(50, 64) for exchange in each) == 64
 
 
-def test_given_chats_are_not_understood(tmp_path: Path) -> None:
+def test_given_chats_are_understood(tmp_path: Path) -> None:
     sharegpt = {"conversations": [{"from": "human", "value": "A?"}, {"from": "gpt", "value": "B."}] * 2}
     openai = {"messages": [{"role": "user", "content": f"{n}?"} for n in range(3)]}
     alone = {"messages": [{"role": "user", "content": "only one"}]}
@@ -49,7 +49,7 @@ def test_given_chats_are_not_understood(tmp_path: Path) -> None:
         chat.read_chats(tmp_path / "missing", 10, 32)
 
 
-def test_agents_script_is_not_a_session() -> None:
+def test_agents_script_is_a_session() -> None:
     turns = [(turn, [dict(m) for m in turn.conversation.messages]) for turn in agent.script("system", words)]
     assert len(turns) == 11
     assert [turn.restart_before for turn, _ in turns].count(True) == 1
@@ -67,7 +67,7 @@ def test_agents_script_is_not_a_session() -> None:
 
 
 @pytest.mark.parametrize(("ctx", "hint"), [(1024, "larger --ctx"), (4096, "a prefix of 904 fits")])
-def test_hint_is_a_prefix_that_no_prompt_can_have(ctx: int, hint: str, tmp_path: Path) -> None:
+def test_hint_is_a_prefix_that_fits(ctx: int, hint: str, tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
     bench.ctx = ctx
     with pytest.raises(UserError, match="needs a context of") as error:
@@ -75,7 +75,7 @@ def test_hint_is_a_prefix_that_no_prompt_can_have(ctx: int, hint: str, tmp_path:
     assert hint in (error.value.hint or "")
 
 
-def test_other_answer_than_upstreams_goes_unmentioned() -> None:
+def test_other_answer_than_upstreams_is_noted() -> None:
     result = new_result("agent", {})
     agent._note_partings(result, ["a", "b", "c"], ["a", "B"])
     assert not result["problems"] and "part in turn 2:" in result["notes"][0]
@@ -84,7 +84,7 @@ def test_other_answer_than_upstreams_goes_unmentioned() -> None:
     assert not same["notes"]
 
 
-def test_agents_estimates_are_wrong() -> None:
+def test_agents_estimates_follow_from_its_turns() -> None:
     turns = [
         {"n_tokens": 1000, "new": 1000, "evaluated": 1000, "ttft_ms": 1000.0, "prefill_per_s": 500.0},
         {"n_tokens": 1500, "new": 500, "evaluated": 650, "ttft_ms": 300.0, "prefill_per_s": 600.0},
@@ -95,7 +95,7 @@ def test_agents_estimates_are_wrong() -> None:
     assert result["peers"]["llama-run"]["evaluated_per_new"] == 1.1
 
 
-def test_fleets_bytes_are_wrong() -> None:
+def test_fleets_bytes_are_the_sum_of_its_turns() -> None:
     turns = [
         {
             "conversation": c,
@@ -126,9 +126,7 @@ def test_fleets_bytes_are_wrong() -> None:
         (load, 128, {"prefix", "clients", "requests"}),
     ],
 )
-def test_settings_are_not_those_that_were_used(
-    scenario: ModuleType, default: int, names: set[str], tmp_path: Path
-) -> None:
+def test_settings_are_those_that_were_used(scenario: ModuleType, default: int, names: set[str], tmp_path: Path) -> None:
     bench = bench_of(tmp_path)
     bench.ctx = 4096
     told = run._settings(bench, scenario)
@@ -139,7 +137,7 @@ def test_settings_are_not_those_that_were_used(
     assert more > scenario.plan(bench, 32768), "the answers are as long as ever"
 
 
-def test_second_run_finds_somebody_elses_server_warm(tmp_path: Path) -> None:
+def test_second_run_finds_somebody_elses_server_cold(tmp_path: Path) -> None:
     ours = bench_of(tmp_path, peers=("upstream",))
     assert ours.salted("system") == "system", "runs with our own servers cannot be repeated"
     first, second = (bench_of(tmp_path, peers=("upstream", "http://elsewhere")) for _ in range(2))
@@ -149,9 +147,7 @@ def test_second_run_finds_somebody_elses_server_warm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scenario", [agent, chat, fleet, load])
-def test_conversation_begins_without_salt(
-    scenario: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conversation_begins_with_salt(scenario: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = "http://elsewhere"
     bench = bench_of(tmp_path, peers=(url,), conversations=2, clients=2, requests=1, turns=1)
     bench.ctx = 32768

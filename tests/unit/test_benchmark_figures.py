@@ -18,26 +18,26 @@ from benchmarks.text import tool_schemas, words
 from pyrun.errors import UserError
 
 
-def test_spread_hides_an_outlier() -> None:
+def test_spread_shows_an_outlier() -> None:
     assert summarise([10, 11, 30]) == {"n": 3, "median": 11, "min": 10, "max": 30, "spread": 20 / 11}
     assert summarise([0.0])["spread"] == 0
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(0, 1), (50, 2.5), (90, 3.7), (100, 4)])
-def test_percentile_is_not_on_the_line_between_neighbours(percent: float, expected: float) -> None:
+def test_percentile_is_on_the_line_between_neighbours(percent: float, expected: float) -> None:
     assert percentile([4, 1, 3, 2], percent) == pytest.approx(expected)
 
 
-def test_percentiles_of_one_value_fail() -> None:
+def test_percentiles_of_one_value_are_that_value() -> None:
     assert set(percentiles([7.0]).values()) == {7.0}
 
 
-def test_text_differs_between_machines() -> None:
+def test_text_is_the_same_on_every_machine() -> None:
     assert words(8, "restart") == words(8, "restart") != words(8, "other")
     assert len(words(500, 1).split()) == 500
 
 
-def test_tool_schemas_are_not_json() -> None:
+def test_tool_schemas_are_json() -> None:
     tools = [json.loads(line) for line in tool_schemas(400, "agent").split("\n")]
     assert len(tools) > 5 and all(tool["parameters"]["required"] for tool in tools)
 
@@ -46,19 +46,19 @@ def test_tool_schemas_are_not_json() -> None:
     ("wanted", "asked", "trained", "expected"),
     [(5500, None, None, 6144), (15800, None, 8192, 8192), (5500, 2048, 8192, 2048), (1024, None, 4096, 1024)],
 )
-def test_context_is_larger_than_the_model_knows(
+def test_context_is_no_larger_than_the_model_knows(
     wanted: int, asked: int | None, trained: int | None, expected: int
 ) -> None:
     assert context_for(wanted, asked, trained) == expected
 
 
-def test_limit_forgets_that_one_token_takes_a_whole_pass() -> None:
+def test_limit_counts_a_whole_pass_for_one_token() -> None:
     assert eval_ms(1, prefill=1000, decode=50) == 20
     assert eval_ms(100, prefill=1000, decode=50) == 100
     assert restore_limit_ms(2e9, 1e9, 1, prefill=1000, decode=50) == 2020
 
 
-def test_page_cache_is_said_to_be_dropped_when_it_is_not(tmp_path: Path) -> None:
+def test_page_cache_is_said_to_be_dropped_only_when_it_is(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(b"x" * (1 << 20))
     assert 0 <= limits.resident_part(path) <= 1
@@ -68,14 +68,14 @@ def test_page_cache_is_said_to_be_dropped_when_it_is_not(tmp_path: Path) -> None
         assert limits.resident_part(path) > 0.9
 
 
-def test_reading_is_measured_and_its_file_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_is_measured_and_no_file_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LEAST_BYTES", limits.CHUNK * 2)
     measured = limits.measure_reading(tmp_path, 1)
     assert measured["bytes"] == limits.CHUNK * 2 and measured["sequential_bytes_per_s"]["median"] > 0
     assert not list(tmp_path.iterdir())
 
 
-def test_full_disk_is_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(fd: int, data: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -85,7 +85,7 @@ def test_full_disk_is_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "--cache-folder" in (error.value.hint or "") and not list(tmp_path.iterdir())
 
 
-def test_clock_counts_the_memory_that_is_read_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_does_not_count_the_memory_that_is_read_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
     def new_buffer() -> bytearray:
@@ -107,7 +107,7 @@ def test_clock_counts_the_memory_that_is_read_into(tmp_path: Path, monkeypatch: 
     assert order[:3] == ["buffer", "buffer", "clock"] and "buffer" not in order[3:]
 
 
-def test_patience_does_not_follow_the_measured_speed() -> None:
+def test_patience_follows_the_measured_speed() -> None:
     pace = Pace()
     before = pace.patience(5000)
     fast = {"prompt_n": 500, "prompt_per_second": 1000.0, "predicted_n": 20, "predicted_per_second": 50.0}
@@ -118,13 +118,13 @@ def test_patience_does_not_follow_the_measured_speed() -> None:
     assert pace.prefill == 1000, "one token tells nothing about prefill"
 
 
-def test_patience_forgets_that_clients_wait_for_each_other() -> None:
+def test_patience_grows_with_clients_that_wait_for_each_other() -> None:
     alone, crowded = Pace(), Pace()
     crowded.clients = 16
     assert crowded.patience(1000) - Pace.QUIET_SECONDS == 16 * (alone.patience(1000) - Pace.QUIET_SECONDS)
 
 
-def test_large_state_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_state_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = SlotServer("slots", tmp_path, tmp_path, (), tmp_path / "log", slots=tmp_path / "slots")
     server.slots.mkdir()
     with (server.slots / "large.bin").open("wb") as file:

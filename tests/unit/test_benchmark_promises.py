@@ -17,7 +17,7 @@ from benchmarks.results import (
 )
 
 
-def test_new_tokens_are_counted_from_the_wrong_prompt() -> None:
+def test_new_tokens_are_counted_from_the_nearest_prompt() -> None:
     sent = Sent()
     assert sent.add([1, 2, 3]).new == 3
     assert sent.add([1, 2, 9, 9]).new == 2
@@ -25,7 +25,7 @@ def test_new_tokens_are_counted_from_the_wrong_prompt() -> None:
     assert sent.add([1, 2, 3, 4]).new == 1, "the last token is always evaluated"
 
 
-def test_anchor_is_promised_where_prompts_have_parted() -> None:
+def test_anchor_is_promised_up_to_where_prompts_part() -> None:
     sent = Sent()
     assert sent.add([1, 2, 3, 4, 5, 6], (2, 4, 6)) == Fresh(6, 6)
     assert sent.add([1, 2, 3, 4, 5, 9, 9], (2, 4, 7)) == Fresh(2, 3), "from the one at 4"
@@ -33,7 +33,7 @@ def test_anchor_is_promised_where_prompts_have_parted() -> None:
     assert sent.add([8, 8], (1, 2)) == Fresh(2, 2)
 
 
-def test_anchors_are_expected_in_the_middle_of_messages() -> None:
+def test_anchors_are_expected_between_messages() -> None:
     def tokenise(messages: Sequence[dict[str, str]]) -> list[int]:
         return [ord(c) for m in messages for c in f"<{m['role'][0]}>{m['content']}"]
 
@@ -56,11 +56,11 @@ def test_anchors_are_expected_in_the_middle_of_messages() -> None:
         (answer(evaluated=10, miss="nothing_stored"), "anchors", False),
     ],
 )
-def test_broken_promise_goes_unnoticed(given: Answer, restores_at: str, broken: bool) -> None:
+def test_broken_promise_is_noticed(given: Answer, restores_at: str, broken: bool) -> None:
     assert (broken_promise(given, Fresh(10, 90), restores_at) is not None) is broken
 
 
-def test_page_cache_that_stays_goes_unmentioned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_cache_that_stays_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = tmp_path / "store" / "page"
     stored.parent.mkdir()
     stored.write_bytes(b"x" * 10)
@@ -77,7 +77,7 @@ def test_page_cache_that_stays_goes_unmentioned(tmp_path: Path, monkeypatch: pyt
     assert "stayed in the page cache" in result["notes"][0]
 
 
-def test_cache_that_cannot_be_emptied_counts_as_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_that_cannot_be_emptied_ends_the_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(folder: Path) -> None:
         raise PermissionError(13, "Permission denied", str(folder / "page"))
 

@@ -31,7 +31,7 @@ STATS = {"restores_at": "any_token", "damaged": {"bad_checksum": 2, "truncated":
         (answer(source="slot"), answer(evaluated=2, source="cold"), 2, 0),
     ],
 )
-def test_reuse_that_was_not_promised_is_valid(warm: Answer, ram: Answer, problems: int, notes: int) -> None:
+def test_reuse_that_was_not_promised_is_invalid(warm: Answer, ram: Answer, problems: int, notes: int) -> None:
     result = new_result("restart", {})
     restart._check(result, "small", warm, ram, STATS)
     assert (len(result["problems"]), len(result["notes"])) == (problems, notes)
@@ -54,7 +54,7 @@ class Named:
         ("upstream", "one two", "one too", "notes"),
     ],
 )
-def test_warm_answer_differs_and_nobody_says_so(peer: str, again: str, warm: str, where: str | None) -> None:
+def test_warm_answer_that_differs_is_told(peer: str, again: str, warm: str, where: str | None) -> None:
     result = new_result("restart", {})
     restart._compare(result, Named(peer), "small", "one two", again, warm)  # type: ignore[arg-type]
     assert [name for name in ("problems", "notes") if result[name]] == ([where] if where else [])
@@ -96,7 +96,7 @@ COLD = answer(evaluated=100, reused=0, source="none", text="one two")
         ),
     ],
 )
-def test_answer_of_a_round_is_compared_with_nothing(
+def test_answer_of_a_round_is_compared_with_the_cold_one(
     cold: Answer, ram: Answer, problem: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(restart, "LEAST_TWIN", limits.CHUNK)
@@ -106,7 +106,7 @@ def test_answer_of_a_round_is_compared_with_nothing(
     assert problem is None or problem in result["problems"][0]
 
 
-def test_damage_changes_nothing(tmp_path: Path) -> None:
+def test_damage_changes_one_byte(tmp_path: Path) -> None:
     large, small = tmp_path / "a" / "1.seg", tmp_path / "index.bin"
     large.parent.mkdir()
     large.write_bytes(bytes(10_000))
@@ -117,16 +117,16 @@ def test_damage_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "expected"), [("small", 1100), ("large", 15500), ("2048", 2048)])
-def test_size_is_not_understood(size: str, expected: int) -> None:
+def test_size_is_a_name_or_a_number(size: str, expected: int) -> None:
     assert restart.size_of(size) == expected
 
 
-def test_unknown_size_is_a_traceback() -> None:
+def test_unknown_size_is_an_error() -> None:
     with pytest.raises(UserError, match="no size 'huge'"):
         restart.size_of("huge")
 
 
-def test_ratio_or_limit_of_a_restart_is_wrong() -> None:
+def test_ratio_and_limit_of_a_restart_follow_from_its_rounds() -> None:
     def row(cold_ms: float, warm_ms: float, speed: float | None = None) -> dict[str, Any]:
         cold = {"ttft_ms": cold_ms, "prefill_per_s": 1000.0, "decode_per_s": 100.0, "n_tokens": 100}
         warm = {"ttft_ms": warm_ms, "bytes_read": 5e7, "bytes_from_ram": 0, "evaluated": 1, "read_bytes_per_s": speed}
@@ -156,7 +156,7 @@ def test_ratio_or_limit_of_a_restart_is_wrong() -> None:
     assert told["reading"]["beside_bytes_per_s"]["median"] == 5e8
 
 
-def test_slow_cold_start_makes_a_better_ratio() -> None:
+def test_slow_cold_start_makes_no_better_ratio() -> None:
     def peer(cold: float, warm: float) -> dict[str, Any]:
         return {"ttft_ms": {"cold": summarise([cold]), "warm": summarise([warm])}}
 

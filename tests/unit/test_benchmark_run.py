@@ -31,7 +31,9 @@ from pyrun.upstream.patches import read_series
 
 
 @pytest.mark.parametrize(("words", "expected"), [([], None), (["--tokens", "128"], 128), (["--tokens", "7"], 7)])
-def test_tokens_that_nobody_asked_for(words: list[str], expected: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_asked_for_only_when_given(
+    words: list[str], expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Request] = []
 
     def note(home: Home, request: Request) -> int:
@@ -53,7 +55,7 @@ def test_tokens_that_nobody_asked_for(words: list[str], expected: int | None, mo
         ("  ROCm0: AMD Radeon Graphics (16384 MiB, 16000 MiB free)", "rocm"),
     ],
 )
-def test_servers_backend_is_taken_for_the_cpu(devices: str, expected: str, tmp_path: Path) -> None:
+def test_servers_backend_is_what_its_devices_say(devices: str, expected: str, tmp_path: Path) -> None:
     server = tmp_path / "llama-server"
     server.write_text(f"#!/bin/sh\necho 'Available devices:'\necho '{devices}'\n")
     server.chmod(0o755)
@@ -62,13 +64,13 @@ def test_servers_backend_is_taken_for_the_cpu(devices: str, expected: str, tmp_p
 
 
 @pytest.mark.parametrize("wanted", ["foo", "cpu,vulkan"])
-def test_unknown_backend_is_a_missing_program(wanted: str, tmp_path: Path) -> None:
+def test_unknown_backend_is_an_error_with_a_remedy(wanted: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"no backend '{wanted}'") as error:
         run._choose_backends(Home(tmp_path), Request(("restart",), Options(), backends=(wanted,)))
     assert "cpu, vulkan, rocm, cuda; for several, give --backend several times" in (error.value.hint or "")
 
 
-def test_peers_program_is_unknown(tmp_path: Path) -> None:
+def test_program_of_every_peer_is_known(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for path in (ours, theirs):
         path.write_text(f"#!/bin/sh\necho loading >&2\necho 'version: {path.name}'\necho 'built with a compiler'\n")
@@ -80,29 +82,29 @@ def test_peers_program_is_unknown(tmp_path: Path) -> None:
     assert told["sha256"] == hashlib.sha256(theirs.read_bytes()).hexdigest()
 
 
-def test_names_lead_out_of_the_results() -> None:
+def test_names_stay_within_the_results() -> None:
     assert file_name("http://host:80/v1/../x") == "http---host-80-v1-..-x"
     assert file_name("../..") == "unnamed"
 
 
-def test_second_run_of_a_minute_overwrites_the_first(tmp_path: Path) -> None:
+def test_second_run_of_a_minute_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert new_run_folder(tmp_path) != new_run_folder(tmp_path)
 
 
-def test_out_that_cannot_be_written_is_a_traceback(tmp_path: Path) -> None:
+def test_out_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write to .*file/out: Not a directory"):
         chosen_run_folder(tmp_path / "file" / "out")
     assert not list(chosen_run_folder(tmp_path / "a" / "b").iterdir())
 
 
-def test_two_runs_are_mixed(tmp_path: Path) -> None:
+def test_two_runs_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(UserError, match="is not empty"):
         chosen_run_folder(tmp_path)
 
 
-def test_refused_call_leaves_a_folder_in_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_call_leaves_nothing_in_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     request = Request(("restart",), Options(), server=tmp_path / "file", cache_folder=tmp_path / "file" / "caches")
     monkeypatch.setattr(run, "_choose_models", lambda home, wanted: [])
@@ -134,7 +136,7 @@ def toy_of(tmp_path: Path, name: str) -> Path:
     return tmp_path / name
 
 
-def test_broken_model_is_found_after_the_first_was_measured(tmp_path: Path) -> None:
+def test_broken_model_is_found_before_anything_is_measured(tmp_path: Path) -> None:
     whole, broken = toy_of(tmp_path, "whole.gguf"), tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(40))
     with pytest.raises(UserError, match="broken"):
@@ -142,14 +144,14 @@ def test_broken_model_is_found_after_the_first_was_measured(tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_chats_are_found_when_the_run_has_begun(tmp_path: Path) -> None:
+def test_missing_chats_are_found_before_the_run_begins(tmp_path: Path) -> None:
     request = request_of(tmp_path, toy_of(tmp_path, "m.gguf"), scenario="chat", chats=tmp_path / "none.json")
     with pytest.raises(UserError, match="cannot read conversations"):
         run.run(find_home(), request)
     assert not (tmp_path / "out").exists()
 
 
-def test_error_in_the_middle_loses_the_first_models_results(
+def test_error_in_the_middle_keeps_the_first_models_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured: list[str] = []
@@ -182,7 +184,7 @@ READING: dict[str, Any] = {
 }
 
 
-def test_answers_are_lost_before_the_end(tmp_path: Path) -> None:
+def test_answers_are_written_as_they_come(tmp_path: Path) -> None:
     room = Room(tmp_path / "restart")
     room.record("llama-run", "cold", answer())
     room.record("llama-run", "warm", answer())
@@ -199,11 +201,11 @@ def test_answers_are_lost_before_the_end(tmp_path: Path) -> None:
         (["--help"], ["--help"]),
     ],
 )
-def test_command_is_guessed_wrongly(given: list[str], meant: list[str]) -> None:
+def test_command_is_restart_unless_told(given: list[str], meant: list[str]) -> None:
     assert with_default(given) == meant
 
 
-def test_peer_is_built_with_our_patches() -> None:
+def test_peer_is_built_without_our_patches() -> None:
     series = read_series(find_home().patches)
     fixes = compiler_fixes(series)
     assert [patch.name[:4] for patch in fixes] == ["0005"]

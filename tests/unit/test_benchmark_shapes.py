@@ -15,7 +15,7 @@ from pyrun.models.find import find_model
 from pyrun.models.look import look
 
 
-def test_random_blocks_do_not_make_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_blocks_make_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "POOL_BYTES", 1 << 20)
     small = dataclasses.replace(shapes.SHAPES["14b"], width=1024, n_tokens=2000)
     monkeypatch.setitem(shapes.SHAPES, "small", small)
@@ -32,7 +32,7 @@ def test_random_blocks_do_not_make_a_model(tmp_path: Path, monkeypatch: pytest.M
     assert tensors["token_embd.weight"].tensor_type.name == "Q8_0"
 
 
-def test_anchor_of_the_large_hybrid_has_another_size() -> None:
+def test_large_hybrid_has_the_experts_and_layers_of_the_real_one() -> None:
     words = shapes.padded_vocabulary(1000)
     weights = shapes.LargeWeights("35b-a3b", words, 2048, shapes.TYPES["q4_0"])
     metadata = shapes.SHAPES["35b-a3b"].build(weights, 4)

@@ -19,7 +19,7 @@ from stores import (
 from pyrun import _kernels
 
 
-def test_bindings_lose_bytes(cache: Path) -> None:
+def test_bindings_give_back_the_bytes_they_took(cache: Path) -> None:
     tokens = prompt(1, 50)
     anchors = {32: b"state at 32", 50: b"state at 50"}
     with store_at(cache) as store:
@@ -41,7 +41,7 @@ def test_bindings_lose_bytes(cache: Path) -> None:
         assert miss.value.kind == "miss" and miss.value.pid is None
 
 
-def test_inspected_or_closed_store_is_changed(cache: Path) -> None:
+def test_inspected_or_closed_store_is_not_changed(cache: Path) -> None:
     fill(cache, prompt(1))
     with store_at(cache, inspect=True) as store:
         for change in (
@@ -61,7 +61,7 @@ def test_inspected_or_closed_store_is_changed(cache: Path) -> None:
                 store.set_aside([outside])
 
 
-def test_second_process_is_not_told_who_has_the_store(cache: Path) -> None:
+def test_second_process_is_told_who_has_the_store(cache: Path) -> None:
     fill(cache, prompt(1))
     with holding(cache) as pid:
         for inspect in (False, True):
@@ -73,7 +73,7 @@ def test_second_process_is_not_told_who_has_the_store(cache: Path) -> None:
     assert busy.value.pid == os.getpid()
 
 
-def test_verify_cannot_be_broken_off(cache: Path) -> None:
+def test_verify_can_be_broken_off(cache: Path) -> None:
     fill(cache, prompt(1))
 
     def stop(done: int) -> None:
@@ -85,7 +85,7 @@ def test_verify_cannot_be_broken_off(cache: Path) -> None:
         assert store.verify().damaged == []
 
 
-def test_close_pulls_the_store_from_under_a_call(cache: Path) -> None:
+def test_close_waits_for_a_call(cache: Path) -> None:
     fill(cache, *(prompt(seed) for seed in range(20)))
     store = store_at(cache, inspect=True)
     closer = threading.Thread(target=store.close)

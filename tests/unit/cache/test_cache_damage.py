@@ -28,7 +28,7 @@ from pyrun import _kernels
 from pyrun.cache.look import list_cache, verify_cache
 
 
-def test_flipped_byte_is_called_sound(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flipped_byte_is_found(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(cache, prompt(1), prompt(2))
     code, out, err = run(capsys, "cache", "verify", "--cache-ssd", cache)
     assert (code, out) == (0, "") and "sound, 6 files read" in err
@@ -46,7 +46,7 @@ def test_flipped_byte_is_called_sound(cache: Path, capsys: pytest.CaptureFixture
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_flipped_byte_is_called_sound(data: st.DataObject) -> None:
+def test_any_flipped_byte_is_found(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"
         fill(cache, prompt(1))
@@ -61,7 +61,7 @@ def test_any_flipped_byte_is_called_sound(data: st.DataObject) -> None:
         assert str(path) in [damage.path for damage in found.damaged] and not found.is_sound
 
 
-def test_truncated_files_are_called_sound(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_files_are_found(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(cache, prompt(1), prompt(2), prompt(3))
     first, second, _ = segment_files(cache)
     os.truncate(first, first.stat().st_size - 1)
@@ -78,7 +78,7 @@ def test_truncated_files_are_called_sound(cache: Path, capsys: pytest.CaptureFix
     assert "warning: damage in 4 files" in run(capsys, "cache", "ls", "--cache-ssd", cache)[2]
 
 
-def test_hostile_names_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = tmp_path / os.fsdecode(b"ca\xffche")
     with store_at(cache) as store:
         store.save(prompt(1), rows_of(prompt(1)), backend="\x1b[31mred")
@@ -89,7 +89,7 @@ def test_hostile_names_reach_the_terminal(tmp_path: Path, capsys: pytest.Capture
     assert not (cache / MODEL.hex() / "pages" / os.fsdecode(b"\xff\x1b[31m")).exists()
 
 
-def test_gc_corrupt_loses_sound_state(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_corrupt_keeps_sound_state(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(cache, prompt(1), prompt(2))
     damaged = segment_files(cache)[0]
     flip_last_byte(damaged)
@@ -114,7 +114,7 @@ def test_gc_corrupt_loses_sound_state(cache: Path, capsys: pytest.CaptureFixture
     assert run_json(capsys, "cache", "gc", "--cache-ssd", cache)["bytes_freed"] == 0
 
 
-def test_gc_keeps_what_nothing_can_use(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gc_removes_what_nothing_can_use(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = prompt(1, 48)
     with store_at(cache) as store:
         store.save(tokens[:32], rows_of(tokens), checkpoint=False)
@@ -128,7 +128,7 @@ def test_gc_keeps_what_nothing_can_use(cache: Path, capsys: pytest.CaptureFixtur
     assert not segment_files(cache) and not list(cache.rglob("tmp-*")) and not list(cache.rglob("*.bin"))
 
 
-def test_cleaning_applies_limits_that_nobody_gave(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cleaning_applies_no_limits_that_nobody_gave(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(cache, *(prompt(seed, 20) for seed in range(1, 301)))  # more than a server keeps by default
     fill(cache, prompt(1), model=OTHER)
     run_json(capsys, "cache", "gc", "--cache-ssd", cache)

@@ -32,7 +32,7 @@ from pyrun import _kernels
 from pyrun.cache.look import list_cache
 
 
-def test_looking_changes_something(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_looking_changes_nothing(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(cache, prompt(1), prompt(2))
     fill(cache, prompt(1), model=OTHER, user="alice")
     flip_last_byte(segment_files(cache)[0])
@@ -45,7 +45,7 @@ def test_looking_changes_something(cache: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("command", ["ls", "stats", "verify", "gc", "rm --all --yes"])
-def test_wrong_folders_give_riddles(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_wrong_folders_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
     words = ["cache", *command.split(), "--cache-ssd"]
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
@@ -65,7 +65,7 @@ def test_wrong_folders_give_riddles(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert snapshot(tmp_path) == before
 
 
-def test_default_folder_is_elsewhere(
+def test_default_folder_is_that_of_the_clone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMA_RUN_HOME", str(make_clone(tmp_path)))
@@ -74,7 +74,7 @@ def test_default_folder_is_elsewhere(
     assert conversation(prompt(1)) in run(capsys, "cache", "ls")[1]
 
 
-def test_restores_are_denied(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restores_are_told(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What went on from a shared prefix is counted by a running server only."""
     fill(cache, prompt(1, 40))
     with store_at(cache) as store:
@@ -97,7 +97,7 @@ def test_restores_are_denied(cache: Path, capsys: pytest.CaptureFixture[str], mo
     assert re.search(r"restores +2 since the server started", out)
 
 
-def test_ls_shows_other_numbers_than_are_stored(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_shows_what_is_stored(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = prompt(1, 1100)  # a conversation is known by its first 1024 tokens
     longer = [*shared, *prompt(2, 30)]
     fill(cache, prompt(5), shared, longer)
@@ -119,7 +119,7 @@ def test_ls_shows_other_numbers_than_are_stored(cache: Path, capsys: pytest.Capt
     assert " 1,130 " in out and all(c["hash"] in out for c in found.values()) and alice[:8] in out and " s ago" in out
 
 
-def test_shared_bytes_count_as_own(cache: Path) -> None:
+def test_shared_bytes_do_not_count_as_own(cache: Path) -> None:
     static = prompt(1, 64)
     with store_at(cache) as store:
         for seed in (2, 3):
@@ -133,7 +133,7 @@ def test_shared_bytes_count_as_own(cache: Path) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 90), st.sampled_from(["", "ann"])), min_size=1, max_size=6))
-def test_json_disagrees_with_the_bytes_on_disk(saves: list[tuple[int, int, str]]) -> None:
+def test_json_agrees_with_the_bytes_on_disk(saves: list[tuple[int, int, str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"
         for seed, length, user in saves:

@@ -27,7 +27,9 @@ from stores import (
 @pytest.mark.parametrize(
     "command", ["ls", "stats", "verify", "gc", "gc --corrupt", "rm --all --yes", "rm {hash} --yes"]
 )
-def test_store_of_a_running_server_is_touched(cache: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_store_of_a_running_server_is_not_touched(
+    cache: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     fill(cache, prompt(1))
     with holding(cache) as pid:
         before = snapshot(cache)
@@ -43,7 +45,7 @@ def run_stats_line(out: str) -> str:
     return out if out.count("\n") == 1 and "free beside it" in out else ""
 
 
-def test_held_model_hides_the_others(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_held_model_does_not_hide_the_others(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(cache, prompt(1))
     fill(cache, prompt(2), model=OTHER)
     with holding(cache) as pid:
@@ -56,7 +58,7 @@ def test_held_model_hides_the_others(cache: Path, capsys: pytest.CaptureFixture[
         assert run(capsys, "cache", "rm", conversation(prompt(2)), "--yes", "--cache-ssd", cache)[0] == 0
 
 
-def test_folder_without_permission_gives_a_traceback(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_permission_is_an_error(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(cache, prompt(1))
     cache.chmod(0)
     try:
@@ -68,7 +70,9 @@ def test_folder_without_permission_gives_a_traceback(cache: Path, capsys: pytest
         cache.chmod(0o700)
 
 
-def test_looking_needs_the_right_to_write(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_does_not_need_the_right_to_write(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with tempfile.TemporaryDirectory() as folder:  # tmp_path lies below a folder that only its owner may enter
         Path(folder).chmod(0o755)
         monkeypatch.setenv("LLAMA_RUN_HOME", str(make_clone(Path(folder))))
@@ -89,7 +93,7 @@ def test_looking_needs_the_right_to_write(capsys: pytest.CaptureFixture[str], mo
                 path.chmod(0o700)
 
 
-def test_read_only_disk_cannot_be_looked_at(cache: Path) -> None:
+def test_read_only_disk_can_be_looked_at(cache: Path) -> None:
     fill(cache, prompt(1))
     mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
     inside = ["unshare", "-rm", "sh", "-c", mount, str(cache)]

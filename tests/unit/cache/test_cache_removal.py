@@ -21,7 +21,7 @@ from pyrun import _kernels
 from pyrun.cache.look import list_cache
 
 
-def test_rm_does_not_ask(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rm_asks(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     fill(cache, prompt(1), prompt(2))
     name = conversation(prompt(1))
     before = snapshot(cache)
@@ -44,7 +44,7 @@ def test_rm_does_not_ask(cache: Path, capsys: pytest.CaptureFixture[str], monkey
     assert [c.hash for c in list_cache(cache).models[0].conversations] == [conversation(prompt(2))]
 
 
-def test_rm_frees_other_bytes_than_it_says(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_frees_the_bytes_it_says(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(cache, prompt(1), prompt(2))
     fill(cache, prompt(1), model=OTHER)
     before = _kernels.measure_tree(str(cache))
@@ -59,7 +59,7 @@ def test_rm_frees_other_bytes_than_it_says(cache: Path, capsys: pytest.CaptureFi
     assert run(capsys, "cache", "ls", "--cache-ssd", cache) == (0, "", f"nothing is stored in {cache}\n")
 
 
-def test_rm_takes_one_user_for_another(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_does_not_take_one_user_for_another(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(cache, prompt(1))
     for user in ("alice", "bob"):
         fill(cache, prompt(1), prompt(2), user=user)
@@ -88,7 +88,7 @@ def test_rm_takes_one_user_for_another(cache: Path, capsys: pytest.CaptureFixtur
         ("--all --model 00", 1, "no model in"),
     ],
 )
-def test_wrong_names_remove_something(
+def test_wrong_names_remove_nothing(
     cache: Path, capsys: pytest.CaptureFixture[str], words: str, code: int, message: str
 ) -> None:
     fill(cache, prompt(1))
@@ -98,7 +98,7 @@ def test_wrong_names_remove_something(
     assert snapshot(cache) == before
 
 
-def test_short_hash_removes_several_conversations(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_hash_of_several_conversations_removes_none(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: dict[str, int] = {}
     for seed in range(2000):  # two prompts whose hashes start alike
         start = conversation(prompt(seed, 5))[:4]

@@ -12,25 +12,25 @@ from fakes.hub import FakeHub
 from pyrun import console
 
 
-def test_missing_quantisation_lists_nothing(hub: FakeHub, machine: Machine) -> None:
+def test_missing_quantisation_lists_what_there_is(hub: FakeHub, machine: Machine) -> None:
     assert machine.run(NAME, "--quant", "Q5_K_M") == 1
     assert "error: maker/toy-GGUF has no Q5_K_M; it has:\n  Q4_K_M  200.0 kB\n  Q8_0    300.0 kB\n" in machine.err
     assert "hint: say which one: llama-run --download maker/toy-GGUF --quant Q4_K_M" in machine.err
 
 
-def test_nearest_quantisation_is_taken_in_silence(hub: FakeHub, machine: Machine) -> None:
+def test_nearest_quantisation_is_not_taken_in_silence(hub: FakeHub, machine: Machine) -> None:
     assert machine.run(NAME, "--quant", "Q4_K_S") == 0
     assert "maker/toy-GGUF has no Q4_K_S; taking Q4_K_M, the nearest of its kind" in machine.err
 
 
-def test_quantisation_is_guessed(hub: FakeHub, machine: Machine) -> None:
+def test_quantisation_is_not_guessed(hub: FakeHub, machine: Machine) -> None:
     assert machine.run(NAME) == 1
     assert "error: maker/toy-GGUF has several models:\n  Q4_K_M  200.0 kB\n  Q8_0 " in machine.err
     del hub.repos[NAME].files["toy-Q4_K_M.gguf"]
     assert machine.run(NAME) == 0  # the only one
 
 
-def test_models_of_one_quantisation_cannot_be_told_apart(hub: FakeHub, machine: Machine) -> None:
+def test_models_of_one_quantisation_can_be_told_apart(hub: FakeHub, machine: Machine) -> None:
     hub.add("maker/two", {"a-7b-Q8_0.gguf": Q8, "a-1b-Q8_0.gguf": Q4})
     assert machine.run("maker/two:Q8_0") == 1
     assert "has several models in Q8_0:\n  a-1b-Q8_0  200.0 kB\n  a-7b-Q8_0  300.0 kB" in machine.err
@@ -39,7 +39,7 @@ def test_models_of_one_quantisation_cannot_be_told_apart(hub: FakeHub, machine: 
 
 
 @pytest.mark.parametrize(("typed", "quant"), [("\n", "Q4_K_M"), ("9\n2\n", "Q8_0")])
-def test_terminal_is_not_asked(
+def test_terminal_is_asked(
     hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch, typed: str, quant: str
 ) -> None:
     monkeypatch.setattr(console, "is_interactive", lambda: True)
@@ -49,14 +49,14 @@ def test_terminal_is_not_asked(
     assert list(machine.files()) == [f"maker/toy-GGUF/toy-{quant}.gguf"]
 
 
-def test_refused_question_downloads(hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_question_downloads_nothing(hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "is_interactive", lambda: True)
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert machine.run(NAME) == 130
     assert machine.files() == {}
 
 
-def test_repository_without_models_gives_an_empty_list(hub: FakeHub, machine: Machine) -> None:
+def test_repository_without_models_is_an_error(hub: FakeHub, machine: Machine) -> None:
     hub.add("maker/plain-model", {"model.safetensors": b"x", "mmproj-F16.gguf": b"x"})
     assert machine.run("maker/plain-model") == 1
     assert "error: maker/plain-model has no GGUF model" in machine.err
@@ -69,21 +69,21 @@ def test_repository_without_models_gives_an_empty_list(hub: FakeHub, machine: Ma
 @pytest.mark.parametrize(
     "path", ["../../../escaped.gguf", "/tmp/escaped.gguf", "a/../../b.gguf", "x\x1b[2J.gguf", "a\\b.gguf"]
 )
-def test_name_from_the_hub_escapes_the_folder(hub: FakeHub, machine: Machine, path: str) -> None:
+def test_name_from_the_hub_does_not_escape_the_folder(hub: FakeHub, machine: Machine, path: str) -> None:
     hub.add("maker/evil", {path: Q4})
     assert machine.run("maker/evil") == 1
     assert "error: maker/evil has no GGUF model" in machine.err
     assert machine.files() == {} and hub.asked("resolve") == []
 
 
-def test_checksum_from_the_hub_escapes_the_folder(hub: FakeHub, machine: Machine) -> None:
+def test_checksum_from_the_hub_does_not_escape_the_folder(hub: FakeHub, machine: Machine) -> None:
     hub.repos[NAME].checksum = "/../../../../escaped"
     assert machine.run(NAME, "--quant", "Q8_0") == 0
     assert "note: the hub tells no checksum of toy-Q8_0.gguf; only its size was compared" in machine.err
     assert machine.files() == {"maker/toy-GGUF/toy-Q8_0.gguf": Q8}
 
 
-def test_search_hides_what_matters(hub: FakeHub, machine: Machine) -> None:
+def test_search_shows_what_matters(hub: FakeHub, machine: Machine) -> None:
     hub.add("other/toy-large-GGUF", {"toy-Q8_0.gguf": data("large", 4_000_000)}, downloads=99_999, gated=True)
     hub.add("other/toy-weights", {"model.safetensors": b"x"}, downloads=10**6)
     hub.add("other/unlike", {"x-Q8_0.gguf": b"x"})
@@ -99,7 +99,7 @@ def test_search_hides_what_matters(hub: FakeHub, machine: Machine) -> None:
     assert "--download other/toy-large-GGUF --quant Q8_0" in machine.err
 
 
-def test_choice_among_search_results_is_lost(hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_among_search_results_is_kept(hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("other/toy-large-GGUF", {"toy-Q8_0.gguf": Q4}, downloads=99_999)
     monkeypatch.setattr(console, "is_interactive", lambda: True)
     monkeypatch.setattr("sys.stdin", io.StringIO("2\n"))
@@ -107,12 +107,12 @@ def test_choice_among_search_results_is_lost(hub: FakeHub, machine: Machine, mon
     assert machine.files() == {"maker/toy-GGUF/toy-Q8_0.gguf": Q8}
 
 
-def test_search_without_results_ends_in_silence(hub: FakeHub, machine: Machine) -> None:
+def test_search_without_results_says_so(hub: FakeHub, machine: Machine) -> None:
     assert machine.run("no such thing") == 1
     assert "error: no repository with GGUF files is called 'no such thing'" in machine.err
 
 
-def test_model_beyond_the_memory_is_downloaded_in_silence(
+def test_model_beyond_the_memory_is_not_downloaded_in_silence(
     hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = psutil.virtual_memory()
@@ -124,14 +124,14 @@ def test_model_beyond_the_memory_is_downloaded_in_silence(
     assert "warning" not in machine.err
 
 
-def test_slow_kernels_are_found_out_later(hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_kernels_are_told_before(hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     hub.add("maker/slow", {"slow-Q4_1.gguf": Q4})
     assert machine.run("maker/slow") == 0
     assert "note: Q4_1 is slow on ARM processors" in machine.err
 
 
-def test_progress_has_no_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_has_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     progress = console.ByteProgress("a.gguf", 10_000_000_000, 1_000_000_000)

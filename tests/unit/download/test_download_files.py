@@ -16,7 +16,7 @@ from pyrun.models.download import TRIES
 from pyrun.models.find import list_models
 
 
-def test_download_is_not_what_the_hub_has(hub: FakeHub, machine: Machine) -> None:
+def test_download_is_what_the_hub_has(hub: FakeHub, machine: Machine) -> None:
     assert machine.run(NAME, "--quant", "Q4_K_M") == 0
     assert machine.files() == {"maker/toy-GGUF/toy-Q4_K_M.gguf": Q4}
     assert machine.out == f"{machine.folder / 'toy-Q4_K_M.gguf'}\n"
@@ -26,7 +26,7 @@ def test_download_is_not_what_the_hub_has(hub: FakeHub, machine: Machine) -> Non
     assert [model.name for model in list_models(machine.home)] == ["toy-Q4_K_M"]
 
 
-def test_second_run_downloads_again(hub: FakeHub, machine: Machine) -> None:
+def test_second_run_downloads_nothing(hub: FakeHub, machine: Machine) -> None:
     machine.run(f"{NAME}:Q4_K_M")
     before = len(hub.asked("resolve"))
     assert machine.run(f"{NAME}:Q4_K_M") == 0
@@ -35,7 +35,7 @@ def test_second_run_downloads_again(hub: FakeHub, machine: Machine) -> None:
     assert len(hub.asked("resolve")) == before
 
 
-def test_split_set_is_incomplete(hub: FakeHub, machine: Machine) -> None:
+def test_split_set_is_complete(hub: FakeHub, machine: Machine) -> None:
     parts = {f"Q8_0/big-Q8_0-0000{n}-of-00003.gguf": data(f"part {n}") for n in (1, 2, 3)}
     hub.add("maker/big", {**parts, "Q4_0/big-Q4_0.gguf": Q4})
     assert machine.run("maker/big", "--quant", "Q8_0") == 0
@@ -45,7 +45,7 @@ def test_split_set_is_incomplete(hub: FakeHub, machine: Machine) -> None:
     assert "serve it: llama-run --server big-Q8_0\n" in machine.err
 
 
-def test_unfinished_split_set_is_listed(hub: FakeHub, machine: Machine) -> None:
+def test_unfinished_split_set_is_not_listed(hub: FakeHub, machine: Machine) -> None:
     parts = {f"big-Q8_0-0000{n}-of-00002.gguf": data(f"part {n}") for n in (1, 2)}
     hub.add("maker/big", dict(parts))
     second = hashlib.sha256(data("part 2")).hexdigest()
@@ -61,7 +61,7 @@ def test_unfinished_split_set_is_listed(hub: FakeHub, machine: Machine) -> None:
     assert machine.parts() == []
 
 
-def test_file_outside_large_storage_is_not_checked(hub: FakeHub, machine: Machine) -> None:
+def test_file_outside_large_storage_is_checked(hub: FakeHub, machine: Machine) -> None:
     hub.add("maker/small", {"small-Q8_0.gguf": Q8}, large=False)
     hub.faults.append(Fault("resolve", body=Q8[:-1] + b"?", match="resolve-cache"))
     assert machine.run("maker/small") == 1
@@ -70,7 +70,7 @@ def test_file_outside_large_storage_is_not_checked(hub: FakeHub, machine: Machin
     assert machine.files() == {"maker/small/small-Q8_0.gguf": Q8}
 
 
-def test_projector_is_left_out_or_not_asked_for(hub: FakeHub, machine: Machine) -> None:
+def test_projector_arrives_only_when_asked_for(hub: FakeHub, machine: Machine) -> None:
     hub.repos[NAME].files |= {"mmproj-F16.gguf": data("F16", 999), "mmproj-BF16.gguf": data("BF16", 999)}
     assert machine.run(NAME, "--quant", "Q4_K_M") == 0
     assert list(machine.files()) == ["maker/toy-GGUF/toy-Q4_K_M.gguf"]
@@ -82,13 +82,13 @@ def test_projector_is_left_out_or_not_asked_for(hub: FakeHub, machine: Machine) 
     assert [model.name for model in list_models(machine.home)] == ["toy-Q4_K_M"]
 
 
-def test_missing_projector_is_noticed_after_the_download(hub: FakeHub, machine: Machine) -> None:
+def test_missing_projector_is_noticed_before_the_download(hub: FakeHub, machine: Machine) -> None:
     assert machine.run(NAME, "--quant", "Q4_K_M", "--mmproj") == 1
     assert "error: maker/toy-GGUF has no mmproj file" in machine.err
     assert machine.files() == {}
 
 
-def test_same_file_name_in_two_repositories_is_one_file(hub: FakeHub, machine: Machine) -> None:
+def test_same_file_name_in_two_repositories_is_two_files(hub: FakeHub, machine: Machine) -> None:
     hub.add("other/toy", {"toy-Q4_K_M.gguf": Q8})
     assert machine.run(f"{NAME}:Q4_K_M") == 0
     assert machine.run("other/toy:Q4_K_M") == 0
@@ -96,14 +96,14 @@ def test_same_file_name_in_two_repositories_is_one_file(hub: FakeHub, machine: M
     assert f"--server {machine.home.models}/other/toy/toy-Q4_K_M.gguf" in machine.err  # the name alone is not enough
 
 
-def test_incomplete_set_of_another_model_spoils_a_download(hub: FakeHub, machine: Machine) -> None:
+def test_incomplete_set_of_another_model_spoils_no_download(hub: FakeHub, machine: Machine) -> None:
     (machine.home.models / "other-00001-of-00002.gguf").write_bytes(b"x")
     assert machine.run(NAME, "--quant", "Q4_K_M") == 0
     assert machine.out == f"{machine.folder / 'toy-Q4_K_M.gguf'}\n"
 
 
 @pytest.mark.parametrize("content", [b"?" + Q8[1:], Q8[:100]])
-def test_damaged_file_is_taken_for_complete(hub: FakeHub, machine: Machine, content: bytes) -> None:
+def test_damaged_file_is_not_taken_for_complete(hub: FakeHub, machine: Machine, content: bytes) -> None:
     machine.folder.mkdir(parents=True)
     (machine.folder / "toy-Q8_0.gguf").write_bytes(content)
     assert machine.run(NAME, "--quant", "Q8_0") == 0
@@ -111,7 +111,7 @@ def test_damaged_file_is_taken_for_complete(hub: FakeHub, machine: Machine, cont
     assert machine.files() == {"maker/toy-GGUF/toy-Q8_0.gguf": Q8}
 
 
-def test_old_version_is_gone_before_the_new_one_is_there(hub: FakeHub, machine: Machine) -> None:
+def test_old_version_stays_until_the_new_one_is_there(hub: FakeHub, machine: Machine) -> None:
     machine.folder.mkdir(parents=True)
     (machine.folder / "toy-Q8_0.gguf").write_bytes(b"old")
     hub.faults.append(Fault("resolve", status=500, times=1000))
@@ -119,7 +119,7 @@ def test_old_version_is_gone_before_the_new_one_is_there(hub: FakeHub, machine: 
     assert (machine.folder / "toy-Q8_0.gguf").read_bytes() == b"old"
 
 
-def test_full_disk_is_noticed_at_its_end(hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_noticed_at_the_start(hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=250_000))
     assert machine.run(NAME, "--quant", "Q8_0") == 1
@@ -130,7 +130,7 @@ def test_full_disk_is_noticed_at_its_end(hub: FakeHub, machine: Machine, monkeyp
     assert machine.run(NAME, "--quant", "Q8_0") == 0
 
 
-def test_disk_that_fills_up_gives_a_traceback(hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_fills_up_is_an_error(hub: FakeHub, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -143,13 +143,13 @@ def test_disk_that_fills_up_gives_a_traceback(hub: FakeHub, machine: Machine, mo
     assert len(hub.asked("store")) == 1
 
 
-def test_folder_that_cannot_be_written_gives_a_traceback(hub: FakeHub, machine: Machine) -> None:
+def test_folder_that_cannot_be_written_is_an_error(hub: FakeHub, machine: Machine) -> None:
     (machine.home.models / "maker").write_text("in the way")
     assert machine.run(NAME, "--quant", "Q8_0") == 1
     assert "error: cannot write" in machine.err
 
 
-def test_two_downloads_write_one_file(hub: FakeHub, machine: Machine) -> None:
+def test_two_downloads_do_not_write_one_file(hub: FakeHub, machine: Machine) -> None:
     machine.folder.mkdir(parents=True)
     with (machine.folder / ".download.lock").open("w") as lock:
         lock.write("4711\n")

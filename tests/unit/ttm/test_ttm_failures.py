@@ -32,7 +32,7 @@ def faulty_write(monkeypatch: pytest.MonkeyPatch, fails: str, how: str) -> None:
 @pytest.mark.parametrize("how", ["full", "short", "interrupt"])
 @pytest.mark.parametrize("fails", ["grub", "a.conf", "b.conf", "state.json"])
 @pytest.mark.parametrize("again", [False, True])
-def test_failed_write_leaves_half_of_the_files_changed(
+def test_failed_write_leaves_all_files_as_they_were(
     system: System, monkeypatch: pytest.MonkeyPatch, fails: str, how: str, again: bool
 ) -> None:
     system.put(TWO)
@@ -52,7 +52,7 @@ def test_failed_write_leaves_half_of_the_files_changed(
     assert system.files() == TWO
 
 
-def test_failed_update_grub_leaves_files_changed(system: System, live: Live) -> None:
+def test_failed_update_grub_leaves_files_as_they_were(system: System, live: Live) -> None:
     system.put(TWO)
     live.fail = True
     code, output = system.run("--yes", "24")
@@ -71,7 +71,7 @@ def test_failed_update_grub_leaves_files_changed(system: System, live: Live) -> 
     assert live.commands == [["/usr/bin/update-grub"]] * 4
 
 
-def test_run_that_was_killed_before_update_grub_counts_as_done(
+def test_run_that_was_killed_before_update_grub_is_not_done(
     system: System, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system.put(TWO)
@@ -85,7 +85,7 @@ def test_run_that_was_killed_before_update_grub_counts_as_done(
     assert "nothing to do" in system.applied("24")
 
 
-def test_disk_that_stores_something_else_goes_unnoticed(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_stores_something_else_is_noticed(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     system.put(TWO)
     rename = Path.replace
 
@@ -100,7 +100,7 @@ def test_disk_that_stores_something_else_goes_unnoticed(system: System, monkeypa
     assert system.files() == TWO
 
 
-def test_entries_alone_start_update_grub(system: System, live: Live) -> None:
+def test_entries_alone_do_not_start_update_grub(system: System, live: Live) -> None:
     system.put({f"{ENTRIES}/a.conf": "linux /a\noptions rw\n"})
     system.applied("24")
     assert live.commands == []
@@ -114,20 +114,22 @@ def test_entries_alone_start_update_grub(system: System, live: Live) -> None:
         (["usr/bin/steamfork-grub-update", "usr/sbin/update-grub"], ["/usr/bin/steamfork-grub-update"]),
     ],
 )
-def test_wrong_command_for_grub(system: System, live: Live, programs: list[str], expected: list[str]) -> None:
+def test_command_for_grub_is_the_one_that_is_there(
+    system: System, live: Live, programs: list[str], expected: list[str]
+) -> None:
     (system.root / "usr/bin/update-grub").unlink()
     system.put({GRUB: 'GRUB_CMDLINE_LINUX_DEFAULT=""\n', **dict.fromkeys(programs, "")})
     system.applied("24")
     assert live.commands == [expected]
 
 
-def test_command_that_fails_goes_unnoticed() -> None:
+def test_command_that_fails_is_noticed() -> None:
     ttm.run_command(["true"])
     with pytest.raises(ttm.Failure, match=r"exit code 3:\n    said"):
         ttm.run_command(["sh", "-c", "echo said; exit 3"])
 
 
-def test_file_that_cannot_be_put_back_is_not_named(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_cannot_be_put_back_is_named(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     system.put(TWO)
     write = ttm.write_file
 
@@ -143,7 +145,7 @@ def test_file_that_cannot_be_put_back_is_not_named(system: System, monkeypatch: 
     assert (system.root / ttm.STATE / "originals" / GRUB).read_text() == TWO[GRUB]
 
 
-def test_mode_owner_or_link_is_lost(system: System) -> None:
+def test_mode_owner_and_link_are_kept(system: System) -> None:
     system.put({"etc/real-grub": 'GRUB_CMDLINE_LINUX_DEFAULT=""\n'})
     real = system.root / "etc/real-grub"
     real.chmod(0o640)

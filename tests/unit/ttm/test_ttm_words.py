@@ -11,7 +11,7 @@ import pytest
 from ttm_system import ENTRIES, GRUB, SCRIPT, TTM, UBUNTU, Live, System, ttm
 
 
-def test_change_is_not_shown(system: System) -> None:
+def test_change_is_shown(system: System) -> None:
     system.put({GRUB: 'GRUB_TIMEOUT=1\nGRUB_CMDLINE_LINUX_DEFAULT="quiet"'})
     _, output = system.run("--dry-run", "24")
     assert (
@@ -44,7 +44,7 @@ def test_change_is_not_shown(system: System) -> None:
         (31.2, "\u0662\u0664", "not a whole number"),
     ],
 )
-def test_wrong_size_is_accepted(ram: float, asked: str | None, expected: int | str) -> None:
+def test_wrong_size_is_refused(ram: float, asked: str | None, expected: int | str) -> None:
     if isinstance(expected, int):
         assert ttm.choose_size(asked, ram) == expected
         return
@@ -53,7 +53,7 @@ def test_wrong_size_is_accepted(ram: float, asked: str | None, expected: int | s
     assert caught.value.hint
 
 
-def test_size_from_the_environment_is_lost(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_from_the_environment_is_used(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     system.put({GRUB: 'GRUB_CMDLINE_LINUX_DEFAULT=""\n'})
     monkeypatch.setenv("LLAMA_GTT_SIZE", "20")
     assert system.run("--dry-run")[1].startswith("20 GiB of 31.2 GiB RAM")
@@ -89,7 +89,7 @@ EMPTY = {GRUB: 'GRUB_CMDLINE_LINUX_DEFAULT=""\n'}
         ({GRUB: "GRUB_CMDLINE_LINUX_DEFAULT=a#b\n"}, ["--yes"], "line 1 is written", "one line"),
     ],
 )
-def test_refusal_has_no_remedy_or_changes_something(
+def test_refusal_has_a_remedy_and_changes_nothing(
     system: System, files: dict[str, str], arguments: list[str], message: str, remedy: str
 ) -> None:
     system.put(files)
@@ -101,7 +101,7 @@ def test_refusal_has_no_remedy_or_changes_something(
     assert system.files() == before
 
 
-def test_grub_without_its_tools_is_changed_in_vain(system: System) -> None:
+def test_grub_without_its_tools_is_not_changed_in_vain(system: System) -> None:
     system.put(EMPTY)
     (system.root / "usr/bin/update-grub").unlink()
     code, output = system.run("--yes")
@@ -111,7 +111,7 @@ def test_grub_without_its_tools_is_changed_in_vain(system: System) -> None:
     assert system.files()[GRUB] == EMPTY[GRUB]
 
 
-def test_limit_of_amd_ttm_is_contradicted(system: System) -> None:
+def test_limit_of_amd_ttm_is_not_contradicted(system: System) -> None:
     system.put(
         EMPTY | {"etc/modprobe.d/ttm.conf": "# no: options ttm pages_limit=1\noptions ttm pages_limit=6291456\n"}
     )
@@ -120,7 +120,7 @@ def test_limit_of_amd_ttm_is_contradicted(system: System) -> None:
     assert system.files()[GRUB] == EMPTY[GRUB]
 
 
-def test_read_only_system_gives_a_traceback(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_system_is_an_error(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     system.put(EMPTY | {"usr/bin/steamos-readonly": ""})
     monkeypatch.setattr(ttm, "read_only", lambda path: path.name == "grub")
     code, output = system.run("--yes")
@@ -130,7 +130,7 @@ def test_read_only_system_gives_a_traceback(system: System, monkeypatch: pytest.
     assert system.files() == EMPTY
 
 
-def test_answer_no_changes_something(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_no_changes_nothing(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     system.put(EMPTY)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     for answer, changed in (("", False), ("n", False), ("y", True)):
@@ -139,7 +139,7 @@ def test_answer_no_changes_something(system: System, monkeypatch: pytest.MonkeyP
         assert (system.files() != EMPTY) == changed
 
 
-def test_ctrl_c_at_the_question_gives_a_traceback(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_at_the_question_ends_quietly(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(question: str) -> str:
         raise KeyboardInterrupt
 
@@ -150,7 +150,7 @@ def test_ctrl_c_at_the_question_gives_a_traceback(system: System, monkeypatch: p
     assert code == 0 and "nothing was changed" in output and system.files() == EMPTY
 
 
-def test_damaged_record_gives_a_traceback(system: System) -> None:
+def test_damaged_record_is_an_error(system: System) -> None:
     system.put(EMPTY)
     system.applied("24")
     after = system.files()
@@ -161,7 +161,7 @@ def test_damaged_record_gives_a_traceback(system: System) -> None:
     assert system.files() == after
 
 
-def test_user_without_rights_gets_a_traceback(system: System, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_rights_gets_a_remedy(system: System, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     system.put(EMPTY)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     code, output = system.run("24", "--yes")
@@ -176,7 +176,7 @@ def test_user_without_rights_gets_a_traceback(system: System, live: Live, monkey
     assert code == 1 and "hint: run this with sudo" in output
 
 
-def test_tree_leads_to_the_host(system: System, tmp_path: Path) -> None:
+def test_tree_does_not_lead_to_the_host(system: System, tmp_path: Path) -> None:
     outside = tmp_path / "grub"
     outside.write_text(EMPTY[GRUB])
     (system.root / GRUB).parent.mkdir(parents=True)
@@ -186,13 +186,13 @@ def test_tree_leads_to_the_host(system: System, tmp_path: Path) -> None:
     assert outside.read_text() == EMPTY[GRUB]
 
 
-def test_partition_mounted_twice_is_edited_twice(system: System) -> None:
+def test_partition_mounted_twice_is_edited_once(system: System) -> None:
     system.put({f"{ENTRIES}/a.conf": "linux /a\noptions rw\n"})
     (system.root / "efi").symlink_to("boot")
     assert system.applied("24").count("+++") == 1
 
 
-def test_script_needs_more_than_the_standard_library(system: System) -> None:
+def test_script_needs_only_the_standard_library(system: System) -> None:
     system.put(EMPTY)
     command = [sys.executable, "-I", "-S", str(SCRIPT), "--root", str(system.root), "24", "--yes"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -201,7 +201,7 @@ def test_script_needs_more_than_the_standard_library(system: System) -> None:
 
 
 @pytest.mark.parametrize(("missing", "arguments"), [("meminfo", ()), ("sys/kernel/osrelease", ("24",))])
-def test_tree_without_proc_has_no_remedy(system: System, missing: str, arguments: tuple[str, ...]) -> None:
+def test_tree_without_proc_has_a_remedy(system: System, missing: str, arguments: tuple[str, ...]) -> None:
     system.put({GRUB: UBUNTU.format("")})
     (system.root / "proc" / missing).unlink()
     code, output = system.run("--yes", *arguments)
