@@ -83,7 +83,7 @@ TEST(a_flipped_byte_is_noticed) {
     size_t            n = 0;
     for (const std::string & path : base.state_files()) {
         const std::string sound = base.disk.get(path);
-        for (size_t i = 0; i < sound.size(); i++) {
+        for (size_t i = 0; i < sound.size(); i += one_in) {
             for (uint8_t flip : { 0x01, 0xff }) {
                 auto        disk  = base.disk.clone();
                 std::string bytes = sound;
@@ -104,7 +104,7 @@ TEST(a_truncated_file_is_noticed) {
     size_t            n = 0;
     for (const std::string & path : base.state_files()) {
         const std::string sound = base.disk.get(path);
-        for (size_t length = 0; length < sound.size(); length++) {
+        for (size_t length = 0; length < sound.size(); length += one_in) {
             auto disk = base.disk.clone();
             disk->put(path, sound.substr(0, length));
             const counter_values values = base.survive(*disk);

@@ -9,6 +9,7 @@
 
 #include "kvtier/env.h"
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -105,7 +106,7 @@ private:
     bool                  dead      = false;
     bool                  read_only = false;
     uint64_t              capacity  = 0;
-    uint64_t              delay_us  = 0;
+    std::atomic<uint64_t> delay_us{ 0 }; // read before mu is taken: one slow call does not hold up the others
     uint64_t              appended  = 0;
     int64_t               clock_ms  = 1700000000000;
 };

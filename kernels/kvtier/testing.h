@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -14,6 +15,14 @@
 #include <vector>
 
 namespace kvtier {
+
+// ThreadSanitizer makes everything ten times slower and has little to find where one thread works alone: long series of
+// single-threaded trials take every n-th one under it.
+#if defined(__SANITIZE_THREAD__)
+constexpr size_t one_in = 16;
+#else
+constexpr size_t one_in = 1;
+#endif
 
 struct test_case {
     const char * name;
