@@ -1,5 +1,5 @@
-// Limits, and what the store remembers, against a naive model: a random run of 10,000 operations on a real folder that
-// is measured from outside, with reopening in between.
+// Limits, and what the store remembers, are held against a naive model: 10,000 random operations run on a real folder
+// that is measured from outside, and the store is reopened in between.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
 #include "kvtier/unsynced_env.h"
@@ -21,7 +21,7 @@ uint64_t measured(const std::string & path) {
     return bytes;
 }
 
-// As an owner would measure it, with the size of folders.
+// Measures as an owner would, with the size of folders.
 uint64_t du(const std::string & path) {
     uint64_t    bytes = 0;
     struct stat info;

@@ -66,7 +66,7 @@ TEST(small_buffers_are_not_kept) {
     CHECK(buffer::idle_bytes() == before);
 }
 
-// Whether it has become so within ten seconds.
+// Says whether it has become so within ten seconds.
 template <typename condition>
 static bool becomes(const condition & met) {
     for (int i = 0; i < 1000 && !met(); i++) {

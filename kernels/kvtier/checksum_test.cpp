@@ -1,4 +1,5 @@
-// Against values of the reference implementation: every formula for short inputs, and both sides of each boundary.
+// Checksums are compared with values of the reference implementation: of every formula for short inputs, and of both
+// sides of each boundary.
 #include "kvtier/checksum.h"
 #include "kvtier/testing.h"
 

@@ -1,4 +1,4 @@
-// Damage. Whatever happens to the files: no crash, no wrong state, and every damaged file counted under its reason.
+// Whatever happens to the files, nothing crashes, no wrong state is given, and every damaged file counts under its reason.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
 
@@ -146,7 +146,7 @@ TEST(a_copied_file_is_not_believed) {
                 CHECK(counted(base.survive(*disk), damage::misplaced) == 1);
             }
         }
-        // Beside itself, under a name that could be one, and under one that could not.
+        // It lies beside itself, under a name that could be one, and under one that could not.
         const std::string folder = from.substr(0, from.rfind('/') + 1);
         for (const char * name : { "00000000000000ff.seg", "ckpt-77.bin", "ffffffffffffffffffffffffffffffff.anc", "copy" }) {
             auto disk = base.disk.clone();
@@ -251,7 +251,7 @@ TEST(a_file_of_a_newer_format_is_left_as_it_is) {
             std::unique_ptr<store> s;
             CHECK(store::open(*disk, base.m.options(), s).is_ok());
         }
-        // It is for a newer program: neither moved nor changed. (The index of uses is written anew by whoever uses.)
+        // It is for a newer program, so it is neither moved nor changed. (The index of uses is written anew by whoever uses.)
         CHECK(disk->get(path) == bytes || path.find("index.bin") != std::string::npos);
     }
 }
@@ -330,7 +330,7 @@ TEST(one_refused_read_throws_no_state_away) {
     CHECK(s->load(m.lookup(*s, tokens), tokens.data(), tokens.size(), state).is_io_error());
     disk.no_open = "";
     CHECK(m.restore(*s, tokens) == 64);
-    // Removed while it is being restored: nothing is damaged.
+    // What is removed while it is being restored is not damaged.
     const match held  = m.lookup(*s, tokens);
     uint64_t    freed = 0;
     CHECK(s->remove_conversation({}, conversation_hash(tokens.data(), tokens.size()), freed).is_ok());

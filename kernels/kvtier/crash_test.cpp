@@ -1,4 +1,4 @@
-// Power cuts. A save is cut at every single call it makes to the disk; what was not synced is dropped in three ways.
+// The power is cut. A save is cut at every single call it makes to the disk; what was not synced is dropped in three ways.
 // Then the store must open, everything committed before must restore, and whatever else is found must be right.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
@@ -19,8 +19,8 @@ struct scene {
     std::vector<std::vector<token>> possible;  // may be found in part; never wrong
 };
 
-// Prepares a disk once, then cuts `action` at each of its calls. `lossy`: the action may evict, so nothing committed is
-// promised to be whole, only to be right.
+// Prepares a disk once, then cuts `action` at each of its calls. When it is `lossy`, the action may evict, so nothing
+// committed is promised to be whole, only to be right.
 void cut_everywhere(const scene & sc, const std::function<void(store &)> & prepare,
                     const std::function<bool(store &)> & action, bool lossy = false) {
     fault_env base;
@@ -243,7 +243,7 @@ TEST(a_cut_while_opening_loses_nothing_committed) {
         CHECK(m.save(*s, tokens).is_ok());
         CHECK(m.save(*s, random_tokens(2, 50)).is_ok());
     }
-    // Something to clean up: an unfinished file and a damaged one.
+    // Opening has something to clean up: an unfinished file and a damaged one.
     const std::string folder = "/cache/" + std::string("f1") + std::string(30, '0') + "/pages/";
     base.put(folder + "tmp-9", "half");
     base.put(folder + "00000000000000aa.seg", "noise");

@@ -1,4 +1,4 @@
-// The real file system: links, folders, pipes, locks, permissions.
+// The env is tried on the real file system: on links, folders, pipes, locks and permissions.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
 #include "kvtier/unsynced_env.h"
@@ -134,7 +134,7 @@ TEST(large_reads_and_writes_come_back_whole) {
     CHECK(r->read(1, in.data(), in.size()).is_corrupt());
 }
 
-// As after a restart of the machine, where the file system can forget.
+// Leaves the file as after a restart of the machine, where the file system can forget.
 static void drop_from_page_cache(const std::string & path) {
 #if defined(POSIX_FADV_DONTNEED)
     const int fd = ::open(path.c_str(), O_RDONLY);
@@ -197,7 +197,8 @@ TEST(blocks_have_the_bytes_of_the_file) {
     }
 }
 
-// Runs of more than a block and less, an anchor of several parts: at any place within a block, in and out of the page cache.
+// Runs have more than a block and less, an anchor has several parts; they begin at any place within a block, in and out of
+// the page cache.
 TEST(large_state_comes_back_from_a_disk_as_it_was) {
     for (size_t bytes_per_token : { size_t(100000), size_t(65536) }) {
         temp_folder folder;
@@ -263,7 +264,7 @@ TEST(one_file_that_stays_does_not_keep_the_rest_of_a_tree) {
     CHECK(remove_tree(disk, "/tree", &freed).is_miss());
 }
 
-// Sound in its head, it asks for more memory than there is.
+// The file is sound in its head, and asks for more memory than there is.
 TEST(a_hole_in_place_of_state_is_given_no_memory) {
     temp_folder  folder;
     unsynced_env disk;

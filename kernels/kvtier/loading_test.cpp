@@ -1,4 +1,4 @@
-// A restore that is used while it is being read.
+// A restore is used while it is being read.
 #include "kvtier/file_names.h"
 #include "kvtier/loading.h"
 #include "kvtier/store_testing.h"
@@ -35,7 +35,7 @@ private:
     std::string             held;
 };
 
-// One page a file.
+// The store of this fixture writes one page a file.
 struct paged {
     model              m;
     std::vector<token> tokens = random_tokens(1, 20 * 16);

@@ -1,4 +1,4 @@
-// Decisions as tables, and the RAM tier that acts on them.
+// Decisions are checked as tables, and so is the RAM tier that acts on them.
 #include "kvtier/fingerprint.h"
 #include "kvtier/policy.h"
 #include "kvtier/ram_tier.h"

@@ -1,4 +1,4 @@
-// What a user of the store relies on, with a disk that works.
+// These hold for a user of the store whose disk works.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
 #include "kvtier/unsynced_env.h"
@@ -88,7 +88,8 @@ TEST(a_turn_with_anchors_writes_its_rows_once) {
             append(tokens, 100 + turn, n_new);
         }
         const uint64_t had = s->stats().values.anchors_written;
-        CHECK(m.save(*s, tokens, 2000, true, turn == 0 ? std::vector<uint32_t>{ 2000 } : std::vector<uint32_t>{ old + 50 }).is_ok());
+        const std::vector<uint32_t> at = { turn == 0 ? 2000 : old + 50 };
+        CHECK(m.save(*s, tokens, 2000, true, at).is_ok());
         anchors = s->stats().values.anchors_written - had;
         const uint64_t written = disk.bytes_appended() - before;
         before = disk.bytes_appended();
@@ -148,7 +149,7 @@ TEST(folded_state_is_used_at_its_own_length_alone) {
     s = nullptr;
     s = open(disk, m.options());
     CHECK(m.restore(*s, tokens) == 100);
-    // An anchor amid a page that another conversation stored whole.
+    // An anchor may lie amid a page that another conversation stored whole.
     prompt.assign(tokens.begin(), tokens.begin() + 57);
     CHECK(m.save(*s, prompt).is_ok());
     CHECK(m.restore(*s, prompt) == 57);

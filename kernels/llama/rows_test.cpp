@@ -2,7 +2,7 @@
 //
 //   rows_test MODEL.gguf [-n TOKENS] [-p PAGE] [-t THREADS] [-f FUZZED INPUTS]
 //
-// For every cache type and layout, in one process; state_test.cpp does it across two, through the store.
+// It is asked for every cache type and layout, in one process; state_test.cpp asks it across two, through the store.
 
 #include "rows_testing.h"
 
@@ -154,7 +154,7 @@ static void a_prefix_goes_on_with_the_rest_evaluated(const fixture & f, report &
     r("prefix", ok && whole(b.get(), 0) == f.s.state && same(go_on(b.get(), f.toks, 0), f.s.logits));
 }
 
-// Into another sequence, beside others, also in a context of another shape.
+// It is put into another sequence, beside others, also in a context of another shape.
 static void company_and_another_shape_of_context_change_nothing(const fixture & f, report & r) {
     for (const bool reshaped : { false, true }) {
         options o = f.o;
@@ -266,7 +266,7 @@ static void a_shift_that_has_not_happened_yet_refuses(const fixture & f, report 
     r("shift", ok);
 }
 
-// The state of the sequence that malformed input is given to, and of the one beside it.
+// Gives the state of the sequence that malformed input is given to, and of the one beside it.
 static bytes both_states(llama_context * ctx) {
     bytes w = whole(ctx, 0);
     const bytes w1 = whole(ctx, 1);

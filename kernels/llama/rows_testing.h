@@ -1,5 +1,5 @@
-// Cutting a sequence into its parts and putting it together again, for rows_test.cpp: contexts of every cache type and
-// layout, tokens of no meaning, and what is compared afterwards.
+// These functions cut a sequence into its parts and put it together again, for rows_test.cpp, in contexts of every cache
+// type and layout and with tokens of no meaning.
 #pragma once
 
 #include "llama.h"

@@ -1,4 +1,4 @@
-// How much of a prompt a slot can give: never more than its tokens allow.
+// A slot gives as much of a prompt as its tokens allow, and never more.
 #include "kvtier/testing.h"
 #include "server/slot_offer.h"
 
