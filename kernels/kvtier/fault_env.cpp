@@ -254,7 +254,6 @@ void fault_env::set_capacity(uint64_t bytes) {
 }
 
 void fault_env::set_delay_us(uint64_t us) {
-    std::lock_guard<std::mutex> guard(mu);
     delay_us = us;
 }
 

@@ -1,4 +1,4 @@
-// A file system in memory that fails on purpose. For tests only.
+// A file system in memory that fails on purpose. Only tests use it.
 //
 // It keeps two copies of the truth: what a running process sees, and what would be left after a power cut. A file's
 // bytes reach the second copy by sync(), a name by sync_dir() of its folder. Calls are counted; a test runs an
@@ -9,6 +9,7 @@
 
 #include "kvtier/env.h"
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -28,7 +29,7 @@ enum class fault : uint8_t {
     kill,         // like cut, but only the process dies: everything done so far stays
 };
 
-// What becomes of data that was not synced when the power goes.
+// This becomes of data that was not synced when the power goes.
 enum class cut_mode : uint8_t {
     strict,       // nothing of it is left: no byte, no name
     names_first,  // names are there, bytes are not: files that were not synced are empty
@@ -51,7 +52,7 @@ public:
     void set_delay_us(uint64_t us);           // of each append and each read: a slow disk
     void set_now_ms(int64_t now);
 
-    // A test's hands on the disk, uncounted and without faults.
+    // A test reaches the disk with these; they are not counted and meet no faults.
     std::vector<std::string> files() const;   // paths of all files, sorted
     bool                     exists(const std::string & path) const;
     std::string              get(const std::string & path) const;
@@ -105,7 +106,7 @@ private:
     bool                  dead      = false;
     bool                  read_only = false;
     uint64_t              capacity  = 0;
-    uint64_t              delay_us  = 0;
+    std::atomic<uint64_t> delay_us{ 0 }; // read before mu is taken: one slow call does not hold up the others
     uint64_t              appended  = 0;
     int64_t               clock_ms  = 1700000000000;
 };

@@ -206,7 +206,7 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_restart_loses_state(
+def test_restart_keeps_state(
     reference: Reference, end: str, serve: Serve, tmp_path: Path, table: list[list[str]]
 ) -> None:
     case = reference.case
