@@ -46,13 +46,13 @@ def prompt(seed: int, n: int = 40) -> list[int]:
 
 
 def store_at(cache: Path, model: bytes = MODEL, **options: Any) -> _kernels.Store:
-    return _kernels.Store(str(cache), model, page_size=PAGE, writer="test", **options)
+    return _kernels.Store(str(cache), model, page_size=PAGE, written_by="test", **options)
 
 
 def fill(cache: Path, *prompts: list[int], model: bytes = MODEL, user: str = "", width: int = 8) -> None:
     with store_at(cache, model) as store:
         for tokens in prompts:
-            store.save(tokens, rows_of(tokens, width), name_space=user, backend="cpu")
+            store.save(tokens, rows_of(tokens, width), user=user, backend="cpu")
 
 
 def conversation(tokens: list[int]) -> str:
@@ -165,7 +165,7 @@ def test_bindings_lose_bytes(cache: Path) -> None:
         assert b"".join(data for _, _, data in state.runs) == rows_of(tokens)(0, 50)
         assert state.anchor == b"state at 50" and state.match.n_tokens == 50
         assert store.load(tokens[:45], folded=True).anchor == b"state at 32"
-        assert store.lookup(tokens, name_space="bob").n_tokens == 0
+        assert store.lookup(tokens, user="bob").n_tokens == 0
         with pytest.raises(_kernels.StoreError) as miss:
             store.load(prompt(2))
         assert miss.value.kind == "miss" and miss.value.pid is None
@@ -531,7 +531,7 @@ def test_rm_takes_one_user_for_another(cache: Path, capsys: pytest.CaptureFixtur
         fill(cache, prompt(1), prompt(2), user=user)
     fill(cache, prompt(1), model=OTHER, user="alice")
     with store_at(cache) as store:  # pages whose answer never came: no conversation lists them
-        store.save(prompt(9), rows_of(prompt(9)), name_space="carol", checkpoint=False)
+        store.save(prompt(9), rows_of(prompt(9)), user="carol", checkpoint=False)
     done = run_json(capsys, "cache", "rm", "--user", "alice", "--yes", "--cache-ssd", cache)
     assert len(done["conversations"]) == 3
     left = {c.user for model in list_cache(cache).models for c in model.conversations}
