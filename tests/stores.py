@@ -40,13 +40,13 @@ def prompt(seed: int, n: int = 40) -> list[int]:
 
 
 def store_at(cache: Path, model: bytes = MODEL, **options: Any) -> _kernels.Store:
-    return _kernels.Store(str(cache), model, page_size=PAGE, writer="test", **options)
+    return _kernels.Store(str(cache), model, page_size=PAGE, written_by="test", **options)
 
 
 def fill(cache: Path, *prompts: list[int], model: bytes = MODEL, user: str = "", width: int = 8) -> None:
     with store_at(cache, model) as store:
         for tokens in prompts:
-            store.save(tokens, rows_of(tokens, width), name_space=user, backend="cpu")
+            store.save(tokens, rows_of(tokens, width), user=user, backend="cpu")
 
 
 def conversation(tokens: list[int]) -> str:

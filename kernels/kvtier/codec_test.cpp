@@ -80,7 +80,7 @@ TEST(golden_files_mean_what_they_meant) {
     for (const run_entry & r : s.runs) {
         CHECK(checksum64(file.data() + r.payload_offset, r.payload_size) == r.checksum);
     }
-    CHECK(s.header.writer == "0.1.0" && s.header.backend == "cpu" && s.header.flags == format::flag_static_prefix);
+    CHECK(s.header.written_by == "0.1.0" && s.header.backend == "cpu" && s.header.flags == format::flag_static_prefix);
 
     const bytes a_file = golden("anchor.anc");
     anchor_head a;
@@ -141,12 +141,12 @@ TEST(a_crafted_head_with_a_sound_checksum_is_read_within_bounds) {
 TEST(text_that_is_too_long_is_cut) {
     index_record r;
     r.header.page_size = 1;
-    r.header.writer    = std::string(100, 'w');
+    r.header.written_by = std::string(100, 'w');
     r.header.backend   = std::string(100, 'b');
     const bytes  out = encode_index(r);
     index_record back;
     CHECK(decode_index(out.data(), out.size(), out.size(), back).is_ok());
-    CHECK(back.header.writer == std::string(16, 'w') && back.header.backend == std::string(32, 'b'));
+    CHECK(back.header.written_by == std::string(16, 'w') && back.header.backend == std::string(32, 'b'));
 }
 
 int main() {

@@ -8,11 +8,10 @@
 #pragma once
 
 #include "kvtier/env.h"
+#include "kvtier/thread_annotations.h"
 
-#include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -91,24 +90,25 @@ private:
     };
     using tree = std::map<std::string, std::shared_ptr<node>>; // by full path
 
-    status before(const std::string & path, bool changes, fault * met = nullptr); // mu held
-    uint64_t used() const;                                                        // mu held
-    void     add_name(const std::string & path, std::shared_ptr<node> file);      // mu held
+    status   before(const std::string & path, bool changes, fault * met = nullptr) REQUIRES(mu);
+    uint64_t used() const REQUIRES(mu);
+    void     add_name(const std::string & path, std::shared_ptr<node> file) REQUIRES(mu);
+    void     pause() const; // as long as a slow disk takes
     static uint64_t size_of(const node & file);
 
-    mutable std::mutex    mu;
-    tree                  now;
-    tree                  durable;
-    std::set<std::string> locks;
-    size_t                n_calls   = 0;
-    size_t                fault_at  = 0;
-    fault                 fault_is  = fault::none;
-    bool                  dead      = false;
-    bool                  read_only = false;
-    uint64_t              capacity  = 0;
-    std::atomic<uint64_t> delay_us{ 0 }; // read before mu is taken: one slow call does not hold up the others
-    uint64_t              appended  = 0;
-    int64_t               clock_ms  = 1700000000000;
+    mutable mutex         mu; // guards the nodes, too
+    tree                  now GUARDED_BY(mu);
+    tree                  durable GUARDED_BY(mu);
+    std::set<std::string> locks GUARDED_BY(mu);
+    size_t                n_calls GUARDED_BY(mu)   = 0;
+    size_t                fault_at GUARDED_BY(mu)  = 0;
+    fault                 fault_is GUARDED_BY(mu)  = fault::none;
+    bool                  dead GUARDED_BY(mu)      = false;
+    bool                  read_only GUARDED_BY(mu) = false;
+    uint64_t              capacity GUARDED_BY(mu)  = 0;
+    uint64_t              delay_us GUARDED_BY(mu)  = 0;
+    uint64_t              appended GUARDED_BY(mu)  = 0;
+    int64_t               clock_ms GUARDED_BY(mu)  = 1700000000000;
 };
 
 } // namespace kvtier

@@ -92,7 +92,7 @@ TEST(keys_are_the_ones_on_disk) {
     CHECK(hex(keys.at(1)) == "ae688e4a05a2e03ac901de2c43e00129");
 
     chain_root with_user = root;
-    with_user.name_space = "alice";
+    with_user.user = "alice";
     with_user.adapters   = { { root.fingerprint, 0.5f } };
     CHECK(hex(root_key(with_user)) == "f52616f12c2266f5c805f572ce5b8f94");
 }
@@ -103,7 +103,7 @@ TEST(a_root_depends_on_each_of_its_parts) {
     other.page_size = 8;
     CHECK(root_key(other) != root_key(base));
     other = base;
-    other.name_space = "a";
+    other.user = "a";
     CHECK(root_key(other) != root_key(base));
     other = base;
     other.fingerprint[15] ^= 1;

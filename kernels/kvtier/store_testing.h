@@ -113,7 +113,7 @@ struct model {
         o.root_dir    = root_dir;
         o.fingerprint = root().fingerprint;
         o.page_size   = page_size;
-        o.writer      = "0.1.0";
+        o.written_by  = "0.1.0";
         return o;
     }
 

@@ -94,7 +94,7 @@ TEST(what_is_queued_is_promised) {
     CHECK(w.coming(m.root(), branch.data(), 64).n_tokens == 40);
     CHECK(w.coming(m.root(), tokens.data(), 10).n_tokens == 10);
     chain_root other = m.root();
-    other.name_space = "somebody else";
+    other.user = "somebody else";
     CHECK(w.coming(other, tokens.data(), 64).n_tokens == 0);
 
     CHECK(!w.wait_for(whole, std::chrono::milliseconds(1)));

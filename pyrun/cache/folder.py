@@ -158,7 +158,7 @@ def opened(model: Model, *, change: bool = False) -> Iterator[_kernels.Store]:
     if change:
         check_writable(model.path)
     try:
-        with _kernels.Store(str(model.cache), model.fingerprint, inspect=not change, writer=version()) as store:
+        with _kernels.Store(str(model.cache), model.fingerprint, inspect=not change, written_by=version()) as store:
             yield store
     except _kernels.StoreError as error:
         raise explained(model, error) from error
@@ -170,6 +170,7 @@ def explained(model: Model, error: _kernels.StoreError) -> UserError:
     hints = {
         "miss": "it may have been removed just now; `llama-run cache ls` shows what is stored",
         "no_space": "free some space on that disk, then run this again",
+        "exhausted": "close some programs, then run this again",
         "io_error": "check the disk and who owns the folder; nothing that was sound is lost",
     }
     return UserError(error.message, hints.get(error.kind))

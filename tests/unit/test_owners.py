@@ -29,7 +29,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fill(cache: Path, fingerprint: str, n_conversations: int) -> None:
-    with _kernels.Store(str(cache), bytes.fromhex(fingerprint), page_size=16, writer="test") as store:
+    with _kernels.Store(str(cache), bytes.fromhex(fingerprint), page_size=16, written_by="test") as store:
         for seed in range(n_conversations):
             store.save([seed * 100 + n for n in range(40)], lambda p0, p1: bytes(8 * (p1 - p0)), backend="cpu")
 
@@ -68,7 +68,7 @@ def test_state_in_use_does_not_stop_the_list(clone: Path, capsys: pytest.Capture
     cache = clone / "kv-cache"
     fill(cache, ONE, 1)
     remember(cache, clone / "models" / "a.gguf", ONE)
-    with _kernels.Store(str(cache), bytes.fromhex(ONE), page_size=16, writer="test"):
+    with _kernels.Store(str(cache), bytes.fromhex(ONE), page_size=16, written_by="test"):
         assert stored(capsys) == ["in use", "-"]
 
 

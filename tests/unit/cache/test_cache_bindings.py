@@ -35,7 +35,7 @@ def test_bindings_give_back_the_bytes_they_took(cache: Path) -> None:
         assert b"".join(data for _, _, data in state.runs) == rows_of(tokens)(0, 50)
         assert state.anchor == b"state at 50" and state.match.n_tokens == 50
         assert store.load(tokens[:45], folded=True).anchor == b"state at 32"
-        assert store.lookup(tokens, name_space="bob").n_tokens == 0
+        assert store.lookup(tokens, user="bob").n_tokens == 0
         with pytest.raises(_kernels.StoreError) as miss:
             store.load(prompt(2))
         assert miss.value.kind == "miss" and miss.value.pid is None

@@ -65,7 +65,7 @@ def test_rm_does_not_take_one_user_for_another(cache: Path, capsys: pytest.Captu
         fill(cache, prompt(1), prompt(2), user=user)
     fill(cache, prompt(1), model=OTHER, user="alice")
     with store_at(cache) as store:  # pages whose answer never came: no conversation lists them
-        store.save(prompt(9), rows_of(prompt(9)), name_space="carol", checkpoint=False)
+        store.save(prompt(9), rows_of(prompt(9)), user="carol", checkpoint=False)
     done = run_json(capsys, "cache", "rm", "--user", "alice", "--yes", "--cache-ssd", cache)
     assert len(done["conversations"]) == 3
     left = {c.user for model in list_cache(cache).models for c in model.conversations}
