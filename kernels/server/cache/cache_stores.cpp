@@ -144,7 +144,7 @@ status cache_stores::open_one(const common_params & params, llama_context * ctx,
     }
     options.store.root_dir          = root_dir;
     options.store.page_size         = want.page_size;
-    options.store.writer            = llama_run_version();
+    options.store.written_by        = llama_run_version();
     options.store.max_checkpoints   = want.max_checkpoints;
     options.store.max_cold          = want.max_cold;
     options.store.max_conversations = want.max_conversations;

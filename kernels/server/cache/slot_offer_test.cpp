@@ -1,4 +1,4 @@
-// How much of a prompt a slot can give: never more than its tokens allow.
+// A slot gives as much of a prompt as its tokens allow, and never more.
 #include "kvtier/testing.h"
 #include "server/cache/slot_offer.h"
 
@@ -31,7 +31,7 @@ TEST(folded_state_gives_itself_or_a_checkpoint_whose_tokens_are_the_prompts) {
     CHECK(offer.reusable({ 9, 2 }) == 0);
 }
 
-TEST(checkpoint_of_one_token_counts_for_that_token_alone) {
+TEST(a_checkpoint_of_one_token_counts_for_that_token_alone) {
     slot_offer offer = holding({ 1, 2, 3 }, 2);
     offer.checkpoints = { { 1, 0, 0 } };
     CHECK(offer.reusable({ 1, 9, 9 }) == 1);

@@ -1,6 +1,6 @@
 #include "server/experts/expert_view.h"
 
-#include "llama/expert_stats.h"
+#include "expert_stats.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,7 +1,7 @@
-"""Which quantisations evaluate prompts slowly on a CPU: those without kernels that take several rows at once.
+"""Knows which quantisations evaluate prompts slowly on a CPU: nobody wrote code for several of their rows at once.
 
-Read from the type tables of llama.cpp's ggml-cpu (repack.cpp), for processors with dot products (ARM) or AVX2 (x86).
-Measured on two ARM cores with SmolLM2-135M: Q4_1 runs at 75-120 tokens/s, slower than plain fp32 elsewhere (130-200).
+The type tables of llama.cpp's ggml-cpu (repack.cpp) say so, for processors with dot products (ARM) or AVX2 (x86). On
+two ARM cores, SmolLM2-135M in Q4_1 was measured at 75-120 tokens/s, slower than plain fp32 elsewhere (130-200).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BETTER = {"ARM": "Q4_0, Q4_K_M and Q8_0", "x86": "Q4_0, Q4_K_M and IQ4_NL"}
 
 
 def family_of_cpu(machine: str) -> str | None:
-    """The value of platform.machine() -> ARM, x86, or None where nothing is known."""
+    """Makes ARM or x86 of what platform.machine() says, and None where nothing is known."""
     name = machine.lower()
     if name.startswith(("aarch64", "arm")):
         return "ARM"
@@ -28,7 +28,7 @@ def family_of_cpu(machine: str) -> str | None:
 
 
 def slow_on_cpu(quant: str, machine: str) -> str | None:
-    """What to tell a user who wants this quantisation on this machine, if anything."""
+    """Says what to tell a user who wants this quantisation on this machine, if anything."""
     cpu = family_of_cpu(machine)
     if cpu is None or not any(re.search(rf"(^|-){slow}(_|$)", quant.upper()) for slow in SLOW[cpu]):
         return None
