@@ -24,9 +24,11 @@ void bind_file_names(py::module_ & m) {
           "The hash that stands for a user id: the name of the user's folder.");
 
     m.def("user_folder",
-          [](const py::object & model_folder, const py::bytes & name_space) {
-              const kvtier::key key = key_from_bytes(name_space, "name_space");
-              return path_to_python(kvtier::names::name_space_dir(path_from_python(model_folder), key));
+          [](const py::object & cache, const py::bytes & fingerprint, const py::bytes & name_space) {
+              const kvtier::file_layout layout(path_from_python(cache), key_from_bytes(fingerprint, "fingerprint"));
+              return path_to_python(layout.name_space(key_from_bytes(name_space, "name_space")));
           },
-          py::arg("model_folder"), py::arg("name_space"), "Where a model keeps what belongs to one user.");
+          py::arg("cache"), py::arg("fingerprint"), py::arg("name_space"), "Where a model keeps what belongs to one user.");
+
+    m.def("is_user_id", &kvtier::is_user_id, py::arg("text"), "Whether this may be a user's id; the empty one is nobody's.");
 }

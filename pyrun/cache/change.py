@@ -21,7 +21,6 @@ from pyrun.cache.folder import (
 from pyrun.cache.look import Conversation, Damage, Progress, Reading, damage_of, list_model, verify_store
 from pyrun.errors import UserError
 
-USER_ID = re.compile(r"[a-zA-Z0-9_-]{1,512}")
 HASH = re.compile(r"[0-9a-f]{4,16}")
 ANONYMOUS = _kernels.user_key("")
 
@@ -131,12 +130,12 @@ def select_conversations(cache: Path, hashes: Sequence[str], prefix: str | None 
 
 def select_user(cache: Path, user: str, prefix: str | None = None) -> list[Target]:
     """Selects everything that is stored of one user, whether or not a conversation lists it."""
-    if not USER_ID.fullmatch(user):
+    if not user or not _kernels.is_user_id(user):
         raise UserError(f"{user!r} is not a user id", "ids have 1 to 512 letters, digits, _ and -")
     name_space = _kernels.user_key(user)
     targets = []
     for model in find_models(cache, prefix):
-        folder = Path(_kernels.user_folder(str(model.path), name_space))
+        folder = Path(_kernels.user_folder(str(cache), model.fingerprint, name_space))
         if folder.is_dir():
             listed = [c for c in list_model(model).conversations if c.user == name_space.hex()]
             targets.append(Target(model, listed, _kernels.measure_tree(str(folder)), name_space=name_space))

@@ -90,5 +90,13 @@ def test_a_fingerprint_has_32_small_hex_digits(name: str, is_one: bool) -> None:
 
 def test_a_user_has_a_folder_and_nobody_has_none() -> None:
     alice, nobody = _kernels.user_key("alice"), _kernels.user_key("")
-    assert _kernels.user_folder("/kv/model", alice) == f"/kv/model/u/{alice.hex()}"
-    assert nobody == bytes(16) and _kernels.user_folder("/kv/model", nobody) == "/kv/model"
+    model, folder = bytes(range(16)), f"/kv/{bytes(range(16)).hex()}"
+    assert _kernels.user_folder("/kv", model, alice) == f"{folder}/u/{alice.hex()}"
+    assert nobody == bytes(16) and _kernels.user_folder("/kv", model, nobody) == folder
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"), [("", True), ("Bob_1-x", True), ("a" * 512, True), ("a" * 513, False), ("a.b", False), ("\n", False)]
+)
+def test_a_user_id_is_letters_digits_and_two_signs(text: str, is_one: bool) -> None:
+    assert _kernels.is_user_id(text) == is_one
