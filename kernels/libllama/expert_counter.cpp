@@ -223,7 +223,7 @@ void llama_expert_counter::count() {
     }
     const uint32_t n_expert = model->hparams.n_expert;
 
-    const std::lock_guard<std::mutex> lock(mu);
+    kvtier::mutex_lock lock(mu);
     layer_tokens.resize(model->hparams.n_layer_all);
     counts.resize(static_cast<size_t>(model->hparams.n_layer_all) * n_expert);
     for (size_t i = 0; i < waiting.size(); ++i) {
@@ -244,7 +244,7 @@ void llama_expert_counter::count() {
 }
 
 void llama_expert_counter::reset() {
-    const std::lock_guard<std::mutex> lock(mu);
+    kvtier::mutex_lock lock(mu);
     n_tokens = 0;
     layer_tokens.clear();
     counts.clear();
@@ -254,7 +254,7 @@ llama_expert_stats llama_expert_counter::get(const llama_model & of, uint64_t * 
     const size_t n_layer  = of.hparams.n_layer_all;
     const size_t n_expert = of.hparams.n_expert;
 
-    const std::lock_guard<std::mutex> lock(mu);
+    kvtier::mutex_lock lock(mu);
     if (to_layer_tokens) {
         std::fill_n(to_layer_tokens, n_layer, 0);
         std::copy(layer_tokens.begin(), layer_tokens.end(), to_layer_tokens);

@@ -4,12 +4,13 @@
 
 #include "expert_stats.h"
 
+#include "../kvtier/thread_annotations.h"
+
 #include "ggml-cpp.h"
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 class llm_graph_result;
@@ -79,8 +80,8 @@ private:
     std::shared_ptr<const router_list> routers; // of the last graph that was built; null: none are copied
     std::vector<collected>             waiting; // asked for, not counted yet
 
-    mutable std::mutex    mu; // guards what follows
-    uint64_t              n_tokens = 0;
-    std::vector<uint64_t> layer_tokens;
-    std::vector<uint64_t> counts;
+    mutable kvtier::mutex mu;
+    uint64_t              n_tokens GUARDED_BY(mu) = 0;
+    std::vector<uint64_t> layer_tokens GUARDED_BY(mu);
+    std::vector<uint64_t> counts GUARDED_BY(mu);
 };

@@ -6,6 +6,8 @@
 //                                       memory several times slower, and waits after each piece
 #include "state_copies.h"
 
+#include "../kvtier/thread_annotations.h"
+
 #include "ggml-cpp.h"
 
 #include <algorithm>
@@ -14,7 +16,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <tuple>
@@ -180,16 +181,16 @@ static void make_one(const copy & c, copies::direction dir) {
 
 // Memory that a device reaches by itself, in two parts. It stays for the next time: it takes as long to get as to use.
 struct stage {
-    std::mutex              mu;
+    kvtier::mutex           mu; // held while it is in use
     ggml_backend_buffer_ptr buffer;
-    uint8_t *               parts[2];
+    uint8_t *               parts[2] = {};
 };
 
 // One for each direction, so that what is restored does not wait for what is saved. Null: the device has no such memory.
 static stage * stage_of(ggml_backend_dev_t device, copies::direction dir) {
-    static std::mutex mu;
+    static kvtier::mutex mu;
     static auto & stages = *new std::map<std::pair<ggml_backend_dev_t, copies::direction>, std::unique_ptr<stage>>(); // drivers may be gone before us
-    const std::lock_guard<std::mutex> lock(mu);
+    kvtier::mutex_lock lock(mu);
     const auto known = stages.find({ device, dir });
     if (known != stages.end()) {
         return known->second.get();
@@ -275,7 +276,7 @@ static void transfer(const batch & b, uint8_t * part, copies::direction dir, ggm
 
 static void make_staged(const std::vector<copy> & list, copies::direction dir, ggml_backend_t backend, stage & through,
         unsigned most_threads) {
-    const std::lock_guard<std::mutex> lock(through.mu);
+    kvtier::mutex_lock lock(through.mu);
     const std::vector<batch> batches = batches_of(list);
     team workers(n_threads(batches[0].size, most_threads));
     if (dir == copies::TO_TENSOR) {

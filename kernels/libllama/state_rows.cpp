@@ -37,7 +37,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <typeinfo>
 #include <vector>
@@ -486,14 +485,14 @@ void make_now(const llama_context * ctx, copies & noted, copies::direction dir) 
 }
 
 // The threads of the contexts that have been prepared.
-std::mutex takers_mu;
-std::map<const llama_context *, std::unique_ptr<taker>> takers;
+kvtier::mutex takers_mu;
+auto & takers GUARDED_BY(takers_mu) = *new std::map<const llama_context *, std::unique_ptr<taker>>(); // drivers may be gone before us
 
-// Null: the context has not been prepared.
+// Null: the context has not been prepared, or has evaluated nothing yet.
 taker * taker_of(llama_context * ctx) {
-    const std::lock_guard<std::mutex> lock(takers_mu);
+    kvtier::mutex_lock lock(takers_mu);
     const auto known = takers.find(ctx);
-    if (known == takers.end()) {
+    if (known == takers.end() || !ctx->get_sched()) {
         return nullptr;
     }
     known->second->connect(ctx->get_sched());
@@ -563,15 +562,27 @@ void llama_state_prepare(llama_context * ctx) {
     guarded(__func__, [&] {
         auto made = std::make_unique<taker>([ctx](copies & noted) { at_once(ctx, noted); });
         made->connect(ctx->get_sched());
-        const std::lock_guard<std::mutex> lock(takers_mu);
+        kvtier::mutex_lock lock(takers_mu);
         takers[ctx] = std::move(made);
         return (size_t) 0;
     });
 }
 
+bool llama_state_takes_beside(const llama_context * ctx) {
+    kvtier::mutex_lock lock(takers_mu);
+    const auto known = takers.find(ctx);
+    return known != takers.end() && known->second->takes_beside();
+}
+
+double llama_state_waited_ms(const llama_context * ctx) {
+    kvtier::mutex_lock lock(takers_mu);
+    const auto known = takers.find(ctx);
+    return known == takers.end() ? 0 : known->second->waited_us()/1000.0;
+}
+
 void llama_state_finish(llama_context * ctx) {
     std::unique_ptr<taker> gone;
-    const std::lock_guard<std::mutex> lock(takers_mu);
+    kvtier::mutex_lock lock(takers_mu);
     const auto known = takers.find(ctx);
     if (known != takers.end()) {
         gone = std::move(known->second);

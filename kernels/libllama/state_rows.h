@@ -38,6 +38,11 @@ LLAMA_API void llama_state_prepare(struct llama_context * ctx);
 // Returns when everything that was taken is copied. To be called before the context is freed, if it was prepared.
 LLAMA_API void llama_state_finish(struct llama_context * ctx);
 
+// Whether state is taken while the context goes on evaluating, from all its devices; and how many milliseconds it has waited
+// since it was prepared, for cells that were being copied and for room for folded state.
+LLAMA_API bool   llama_state_takes_beside(const struct llama_context * ctx);
+LLAMA_API double llama_state_waited_ms   (const struct llama_context * ctx);
+
 // State on its way to host memory. What it is copied to must stay until llama_state_taking_finish, which any thread may call.
 struct llama_state_taking;
 

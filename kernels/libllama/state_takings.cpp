@@ -19,26 +19,19 @@ static constexpr unsigned TAKING_THREADS     = 2; // nobody waits for it: the ot
 // Cells are written to far more often than any are being copied.
 static std::atomic<uint32_t> n_taking{ 0 };
 
-static std::mutex & takers_mu() {
-    static std::mutex mu;
-    return mu;
-}
-
-static std::vector<taker *> & takers() {
-    static std::vector<taker *> all;
-    return all;
-}
+static kvtier::mutex        takers_mu;
+static std::vector<taker *> takers GUARDED_BY(takers_mu);
 
 static bool can_copy_beside(ggml_backend_dev_t device) {
     ggml_backend_dev_props props;
     ggml_backend_dev_get_props(device, &props);
-    return props.type != GGML_BACKEND_DEVICE_TYPE_CPU && props.caps.async && props.caps.events;
+    return props.caps.async && props.caps.events;
 }
 
 taker::taker(std::function<void(copies &)> now) : now(std::move(now)) {
     thread = std::thread([this] { run(); });
-    const std::lock_guard<std::mutex> lock(takers_mu());
-    takers().push_back(this);
+    kvtier::mutex_lock lock(takers_mu);
+    takers.push_back(this);
 }
 
 void taker::connect(ggml_backend_sched_t sched) {
@@ -46,27 +39,31 @@ void taker::connect(ggml_backend_sched_t sched) {
         return;
     }
     connected = true;
+    bool all = true;
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
         ggml_backend_t     evaluating = ggml_backend_sched_get_backend(sched, i);
         ggml_backend_dev_t device     = ggml_backend_get_device(evaluating);
-        copies::prepare(device);
-        if (can_copy_beside(device)) {
-            ggml_backend_ptr copying(ggml_backend_dev_init(device, nullptr));
-            if (copying) {
-                const std::lock_guard<std::mutex> lock(mu);
-                queues.emplace(device, queue { evaluating, std::move(copying) });
-            }
+        const auto         type       = ggml_backend_dev_type(device);
+        if (type != GGML_BACKEND_DEVICE_TYPE_GPU && type != GGML_BACKEND_DEVICE_TYPE_IGPU) {
+            continue; // the others work in host memory
         }
+        copies::prepare(device);
+        ggml_backend_ptr copying(can_copy_beside(device) ? ggml_backend_dev_init(device, nullptr) : nullptr);
+        if (copying) {
+            queues.emplace(device, queue { evaluating, std::move(copying) });
+        }
+        all = all && queues.count(device) != 0;
     }
+    all_have_queues = all;
 }
 
 taker::~taker() {
     {
-        const std::lock_guard<std::mutex> lock(takers_mu());
-        takers().erase(std::remove(takers().begin(), takers().end(), this), takers().end());
+        kvtier::mutex_lock lock(takers_mu);
+        takers.erase(std::remove(takers.begin(), takers.end(), this), takers.end());
     }
     {
-        const std::lock_guard<std::mutex> lock(mu);
+        kvtier::mutex_lock lock(mu);
         over = true;
         changed.notify_all();
     }
@@ -88,7 +85,7 @@ std::shared_future<bool> taker::give(rows_order rows, std::vector<std::shared_pt
     }
     const std::shared_future<bool> result = t->result.get_future().share();
     n_taking++;
-    const std::lock_guard<std::mutex> lock(mu);
+    kvtier::mutex_lock lock(mu);
     orders.push_back({ t, result });
     changed.notify_all();
     return result;
@@ -176,7 +173,7 @@ std::shared_ptr<snapshot> taker::room_on(ggml_backend_dev_t device, size_t size)
         }
         std::shared_future<bool> first;
         {
-            const std::lock_guard<std::mutex> lock(mu);
+            kvtier::mutex_lock lock(mu);
             if (!orders.empty()) {
                 first = orders.front().result;
             }
@@ -229,7 +226,7 @@ void taker::before_write(const llama_kv_cache * kv, const std::vector<cell_range
     std::shared_future<bool> result;
     {
         // They are taken in order: when the last one that counts is done, those before it are.
-        const std::lock_guard<std::mutex> lock(mu);
+        kvtier::mutex_lock lock(mu);
         const auto last = std::find_if(orders.rbegin(), orders.rend(), [&](const pending & p) {
             return p.what->order.from == kv && (!cells || meet(*cells, p.what->order.cells));
         });
@@ -246,14 +243,15 @@ void taker::before_write(const llama_kv_cache * kv, const std::vector<cell_range
 //
 
 void taker::run() {
-    std::unique_lock<std::mutex> lock(mu);
+    kvtier::mutex_lock lock(mu);
     const copies::backend_finder on_queue = [this](ggml_backend_dev_t device) {
-        const std::lock_guard<std::mutex> finding(mu);
         const auto q = queues.find(device);
         return q == queues.end() ? nullptr : q->second.copying.get();
     };
     for (;;) {
-        changed.wait(lock, [&] { return over || !orders.empty(); });
+        while (!over && orders.empty()) {
+            changed.wait(lock);
+        }
         if (orders.empty()) {
             return;
         }
@@ -283,8 +281,8 @@ using namespace state_rows;
 
 void llama_state_before_write(const llama_kv_cache * kv) {
     if (n_taking > 0) {
-        const std::lock_guard<std::mutex> lock(takers_mu());
-        for (taker * t : takers()) {
+        kvtier::mutex_lock lock(takers_mu);
+        for (taker * t : takers) {
             t->before_write(kv, nullptr);
         }
     }
@@ -306,8 +304,8 @@ void llama_state_before_write(const llama_kv_cache * kv, const std::vector<llama
         }
     }
     std::sort(ranges.begin(), ranges.end());
-    const std::lock_guard<std::mutex> lock(takers_mu());
-    for (taker * t : takers()) {
+    kvtier::mutex_lock lock(takers_mu);
+    for (taker * t : takers) {
         t->before_write(kv, &ranges);
     }
 }

@@ -12,17 +12,17 @@
 
 #include "state_copies.h"
 
+#include "../kvtier/thread_annotations.h"
+
 #include "ggml-cpp.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <future>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -80,8 +80,11 @@ public:
     // Returns when none of these cells is being copied; null: none of the cache's.
     void before_write(const llama_kv_cache * kv, const std::vector<cell_range> * cells);
 
-    bool     has_queues() const { return !queues.empty(); }
-    uint64_t waited_us()  const { return n_waited_us; } // by before_write and for room for a snapshot
+    // From all devices; any thread may ask.
+    bool takes_beside() const { return all_have_queues; }
+
+    // By before_write, and for room for a snapshot. Any thread may ask.
+    uint64_t waited_us() const { return n_waited_us; }
 
 private:
     // Of a device that can copy while it evaluates.
@@ -102,15 +105,16 @@ private:
 
     const std::function<void(copies &)>    now;
     bool                                   connected = false;
-    std::map<ggml_backend_dev_t, queue>    queues; // changed under mu; the giving thread reads them without
+    std::atomic<bool>                      all_have_queues{ false };
+    std::map<ggml_backend_dev_t, queue>    queues; // complete before the first order is given
     std::vector<std::shared_ptr<snapshot>> snapshots;
     std::atomic<uint64_t>                  n_waited_us{ 0 };
 
-    std::mutex              mu;
-    std::condition_variable changed;
-    std::deque<pending>     orders; // the front one is being taken
-    bool                    over = false;
-    std::thread             thread;
+    kvtier::mutex       mu;
+    kvtier::condition   changed;
+    std::deque<pending> orders GUARDED_BY(mu); // the front one is being taken
+    bool                over GUARDED_BY(mu) = false;
+    std::thread         thread;
 };
 
 } // namespace state_rows

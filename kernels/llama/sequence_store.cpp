@@ -304,6 +304,14 @@ void sequence_store::close() {
     llama_state_finish(ctx);
 }
 
+bool sequence_store::takes_beside() const {
+    return llama_state_takes_beside(ctx);
+}
+
+double sequence_store::waited_ms() const {
+    return llama_state_waited_ms(ctx);
+}
+
 void sequence_store::flush() {
     writer_->flush();
 }

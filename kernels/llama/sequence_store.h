@@ -115,6 +115,12 @@ public:
     // Waits until all that was saved is on disk.
     void flush();
 
+    // Whether the context goes on evaluating while its devices' state is copied; in host memory it always does.
+    bool takes_beside() const;
+
+    // How long batches have waited for cells that were being copied, and for room for folded state.
+    double waited_ms() const;
+
     kvtier::store &  store() { return *store_; }
     kvtier::writer & queue() { return *writer_; }
 

@@ -103,7 +103,7 @@ bool browser_guard::knows_origin(const std::string & origin, const std::string &
 std::string browser_guard::refused(const std::string & message) const {
     static constexpr size_t max_said = 32;
     {
-        std::lock_guard<std::mutex> guard(log->mu);
+        kvtier::mutex_lock guard(log->mu);
         if (log->said.size() < max_said && log->said.insert(message).second) {
             LOG_WRN("refused: %s\n", message.c_str());
         }

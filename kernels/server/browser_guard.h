@@ -7,8 +7,9 @@
 // Without --cache-ssd the server is upstream's and everything passes. Thread safety: all functions may be called from any thread.
 #pragma once
 
+#include "kvtier/thread_annotations.h"
+
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -64,8 +65,8 @@ private:
 
     // Bounded: what is refused comes from outside.
     struct refusals {
-        std::mutex            mu;
-        std::set<std::string> said;
+        kvtier::mutex         mu;
+        std::set<std::string> said GUARDED_BY(mu);
     };
 
     bool                      on         = false;

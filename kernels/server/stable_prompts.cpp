@@ -153,7 +153,7 @@ void tool_watch::see(const std::string & user, const common_json & body) {
     const std::hash<std::string> hash;
     const std::string sorted = user + " " + std::to_string(hash(sorted_tools(body.at("tools")).dump_safe()));
     const uint64_t    given  = hash(body.at("tools").dump_safe());
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     if (last.size() >= max_watched && last.count(sorted) == 0) {
         last.clear();
     }
@@ -163,7 +163,7 @@ void tool_watch::see(const std::string & user, const common_json & body) {
 }
 
 uint64_t tool_watch::reordered() const {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     return n_reordered;
 }
 

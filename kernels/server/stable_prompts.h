@@ -6,10 +6,11 @@
 
 #include "server/cache_options.h"
 
+#include "kvtier/thread_annotations.h"
+
 #include "json.h"
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -47,9 +48,9 @@ public:
     uint64_t reordered() const;
 
 private:
-    mutable std::mutex                        mu;
-    std::unordered_map<std::string, uint64_t> last;         // by user and sorted tools: how they came last
-    uint64_t                                  n_reordered = 0;
+    mutable kvtier::mutex                     mu;
+    std::unordered_map<std::string, uint64_t> last GUARDED_BY(mu); // by user and sorted tools: how they came last
+    uint64_t                                  n_reordered GUARDED_BY(mu) = 0;
 };
 
 } // namespace llama_run

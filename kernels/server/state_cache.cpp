@@ -16,7 +16,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     }
     std::shared_ptr<cache_core> made;
     const kvtier::status s = cache_core::open(params, target, draft, queue, stopping, made);
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     this->queue = &queue;
     model_names = params.model_alias;
     last_metrics.clear();
@@ -36,27 +36,27 @@ void state_cache::close() {
     experts.close();
     std::shared_ptr<cache_core> closing;
     {
-        std::lock_guard<std::mutex> guard(mu);
+        kvtier::mutex_lock guard(mu);
         std::swap(closing, open_);
         why_off = closing ? "closed while the server sleeps: the next request wakes both" : why_off;
     }
     if (closing) {
         closing->close();
         std::string said = closing->admin().metrics();
-        std::lock_guard<std::mutex> guard(mu);
+        kvtier::mutex_lock guard(mu);
         last_metrics = std::move(said);
     }
 }
 
 std::shared_ptr<cache_core> state_cache::core() const {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     return open_;
 }
 
 std::shared_ptr<void> state_cache::wake() const {
     server_queue * known = nullptr;
     {
-        std::lock_guard<std::mutex> guard(mu);
+        kvtier::mutex_lock guard(mu);
         known = queue;
     }
     if (known == nullptr) {
@@ -68,7 +68,7 @@ std::shared_ptr<void> state_cache::wake() const {
 }
 
 std::string state_cache::off_because() const {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     return open_ ? std::string() : stopping ? stopping_message : why_off;
 }
 
@@ -78,7 +78,7 @@ void state_cache::say_model(const common_json & body) {
         return;
     }
     const std::string asked = body.at("model").get<std::string>();
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     if (!asked.empty() && !model_names.empty() && model_names.count(asked) == 0 && !said_model.exchange(true)) {
         LOG_INF("a client asks for the model '%s': there is one here, '%s', and it serves every name\n", printable(asked).c_str(),
                 model_names.begin()->c_str());
@@ -188,7 +188,7 @@ common_json state_cache::describe() const {
         };
         return out;
     }
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     return { { "enabled", false }, { "reason", stopping ? stopping_message : why_off } };
 }
 
@@ -211,7 +211,7 @@ std::string state_cache::metrics() const {
     if (const auto c = core()) {
         return c->admin().metrics();
     }
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     return last_metrics;
 }
 

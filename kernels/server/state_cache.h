@@ -22,6 +22,8 @@
 #include "server/stable_prompts.h"
 #include "server/user_id.h"
 
+#include "kvtier/thread_annotations.h"
+
 #include "common.h"
 #include "server-queue.h"
 #include "server-task.h"
@@ -30,7 +32,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -157,13 +158,13 @@ private:
     user_gate                   gate;
     tool_watch                  tools;
     std::atomic<uint64_t>       n_made_stable{ 0 }; // prompts
-    std::set<std::string>       model_names;        // of the one model that is served, whatever clients call it
     std::atomic<bool>           said_model{ false };
-    mutable std::mutex          mu;
-    std::shared_ptr<cache_core> open_;
-    server_queue *              queue = nullptr; // of the server that asked for a cache
-    std::string                 last_metrics;     // of the cache that was closed
-    std::string                 why_off = "not asked for: start the server with --cache-ssd PATH";
+    mutable kvtier::mutex       mu;
+    std::set<std::string>       model_names GUARDED_BY(mu);     // of the one model that is served, whatever clients call it
+    std::shared_ptr<cache_core> open_ GUARDED_BY(mu);
+    server_queue *              queue GUARDED_BY(mu) = nullptr; // of the server that asked for a cache
+    std::string                 last_metrics GUARDED_BY(mu);    // of the cache that was closed
+    std::string                 why_off GUARDED_BY(mu) = "not asked for: start the server with --cache-ssd PATH";
     std::atomic<bool>           stopping{ false };
 };
 

@@ -149,7 +149,7 @@ std::string user_of_route(const http_headers & headers, const std::string & name
 }
 
 std::shared_ptr<void> user_gate::enter(const std::string & user, uint32_t limit) {
-    std::lock_guard<std::mutex> guard(shared->mu);
+    kvtier::mutex_lock guard(shared->mu);
     uint32_t & active = shared->active[user];
     if (limit > 0 && active >= limit) {
         return nullptr;
@@ -157,7 +157,7 @@ std::shared_ptr<void> user_gate::enter(const std::string & user, uint32_t limit)
     active++;
     // The address only says that there is something: an empty shared_ptr would read as a refusal.
     return std::shared_ptr<void>(shared.get(), [counts = shared, user](void *) {
-        std::lock_guard<std::mutex> leaving(counts->mu);
+        kvtier::mutex_lock leaving(counts->mu);
         if (--counts->active[user] == 0) {
             counts->active.erase(user);
         }

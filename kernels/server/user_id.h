@@ -9,12 +9,13 @@
 
 #include "server/cache_options.h"
 
+#include "kvtier/thread_annotations.h"
+
 #include "json.h"
 
 #include <atomic>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
 namespace llama_run {
@@ -53,8 +54,8 @@ public:
 
 private:
     struct counts {
-        std::mutex                      mu;
-        std::map<std::string, uint32_t> active;
+        kvtier::mutex                   mu;
+        std::map<std::string, uint32_t> active GUARDED_BY(mu);
     };
 
     std::shared_ptr<counts> shared = std::make_shared<counts>(); // with the requests, which may outlive this

@@ -37,7 +37,7 @@ bool adapter_scopes::of(const std::string & user, const std::vector<common_adapt
 sequence_scope adapter_scopes::of_request(const std::string & user, const task_params & params) const {
     std::vector<common_adapter_lora_info> lora;
     {
-        std::lock_guard<std::mutex> guard(mu);
+        kvtier::mutex_lock guard(mu);
         lora = defaults;
     }
     if (!params.lora.empty()) {
@@ -52,7 +52,7 @@ sequence_scope adapter_scopes::of_request(const std::string & user, const task_p
 }
 
 void adapter_scopes::set_defaults(const std::vector<common_adapter_lora_info> & lora) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     defaults = lora;
 }
 

@@ -4,13 +4,13 @@
 #pragma once
 
 #include "kvtier/status.h"
+#include "kvtier/thread_annotations.h"
 #include "llama/sequence_store.h"
 
 #include "common.h"
 #include "server-task.h"
 
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -33,8 +33,8 @@ public:
 
 private:
     std::map<std::string, kvtier::key>    keys; // by path; they do not change once open has returned
-    mutable std::mutex                    mu;
-    std::vector<common_adapter_lora_info> defaults;
+    mutable kvtier::mutex                 mu;
+    std::vector<common_adapter_lora_info> defaults GUARDED_BY(mu);
 };
 
 } // namespace llama_run

@@ -92,6 +92,7 @@ common_json cache_admin::describe() const {
         { "page_size",   options.page_size },
         { "restores_at", stores.target->folded() ? "anchors" : "any_token" },
         { "draft",       stores.draft != nullptr },
+        { "takes_state", stores.target->takes_beside() ? "beside" : "at_once" },
         { "speed",       {
             { "disk_bytes_per_s",  measured_speeds.disk.get() },
             { "copy_bytes_per_s",  measured_speeds.copy.get() },
@@ -100,6 +101,11 @@ common_json cache_admin::describe() const {
         { "last_error",  stores.target->queue().last_error() },
         { "users_by_metadata", metadata_users },
     };
+    common_json waited_ms = { { "cells", stores.target->waited_ms() } };
+    for (size_t i = 0; i < static_cast<size_t>(wait_cause::n_kinds); i++) {
+        waited_ms[wait_cause_name(static_cast<wait_cause>(i))] = times.ms(static_cast<wait_cause>(i));
+    }
+    out["waited_ms"] = waited_ms;
     out["state"]    = object_of(measured(stores.target->store(), stores.target->queue()));
     out["counters"] = object_of(counted(stats.values));
     out["damaged"]  = damaged;
@@ -162,6 +168,13 @@ std::string cache_admin::metrics() const {
     for (const number & n : counted(stats.values)) {
         add_metric(out, std::string(n.name) + "_total", n.meaning, "counter", static_cast<double>(n.value));
     }
+    for (size_t i = 0; i < static_cast<size_t>(wait_cause::n_kinds); i++) {
+        const wait_cause cause = static_cast<wait_cause>(i);
+        add_metric(out, std::string("waited_ms_") + wait_cause_name(cause) + "_total", "milliseconds of the inference thread", "counter",
+                   times.ms(cause));
+    }
+    add_metric(out, "waited_ms_cells_total", "milliseconds that batches waited for cells that were being copied", "counter",
+               stores.target->waited_ms());
     add_metric(out, "damaged_total", "files set aside", "counter", static_cast<double>(stats.values.damaged_total()));
     const request_counts requests = totals.all();
     add_metric(out, "requests_total", "requests served with the cache on", "counter", static_cast<double>(requests.n));

@@ -10,6 +10,7 @@
 #include "server/cache/request_totals.h"
 #include "server/cache/slot_board.h"
 #include "server/cache/speeds.h"
+#include "server/cache/waited.h"
 
 #include "server-queue.h"
 
@@ -22,8 +23,8 @@ namespace llama_run {
 class cache_admin {
 public:
     cache_admin(cache_stores & stores, slot_board & board, prompt_reader & reader, server_queue & queue, const speeds & measured_speeds,
-                bool metadata_users) :
-        stores(stores), board(board), reader(reader), queue(queue), measured_speeds(measured_speeds),
+                const waited & times, bool metadata_users) :
+        stores(stores), board(board), reader(reader), queue(queue), measured_speeds(measured_speeds), times(times),
         metadata_users(metadata_users) {}
 
     request_totals totals;   // of finished requests
@@ -49,6 +50,7 @@ private:
     prompt_reader & reader;
     server_queue &  queue;
     const speeds &  measured_speeds;
+    const waited &  times;
     const bool      metadata_users; // whether metadata.user_id tells users apart
 };
 

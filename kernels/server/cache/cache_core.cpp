@@ -41,7 +41,7 @@ status cache_core::open(const common_params & params, llama_context * target, ll
     made->give_up_batches_when_stopping();
     made->reader = std::make_unique<prompt_reader>(made->stores, made->measured, queue);
     made->admin_ = std::make_unique<cache_admin>(made->stores, made->board, *made->reader, queue, made->measured,
-                                                 params.cache_ssd.metadata_users);
+                                                 made->times, params.cache_ssd.metadata_users);
     out = std::move(made);
     return status::ok();
 }
@@ -137,6 +137,7 @@ int cache_core::choose(const std::vector<slot_candidate> & slots, const server_t
 }
 
 bool cache_core::prepare(const slot_view & slot, server_task & task) {
+    const waited::timer timed(times, wait_cause::lookup);
     if (!task.cache || !task.cache->core) { // It came without HTTP, or while the cache was off.
         task.cache = make_ticket(task, task.cache ? task.cache->scope.user : "");
     }
@@ -244,6 +245,7 @@ cache_report cache_core::restore_unnamed(const slot_view & slot, server_prompt &
 
 cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                                  const std::function<bool()> & make_room) {
+    const waited::timer timed(times, wait_cause::restore);
     turn & t = turn_of(slot);
     const bool known = t.exact && t.tokens == tokens_of(slot.prompt.tokens);
     t.anchors.clear();

@@ -12,6 +12,7 @@
 #include "server/cache/prompt_reader.h"
 #include "server/cache/slot_board.h"
 #include "server/cache/speeds.h"
+#include "server/cache/waited.h"
 #include "server/state_cache.h"
 
 #include "llama/sequence_store.h"
@@ -96,6 +97,7 @@ private:
 
     adapter_scopes                 scopes;
     speeds                         measured;
+    waited                         times;
     cache_stores                   stores;
     slot_board                     board;
     std::unique_ptr<prompt_reader> reader; // uses the stores; there once they are open

@@ -54,6 +54,7 @@ void cache_core::save(const slot_view & slot, turn & t, size_t n_tokens, bool co
 }
 
 bool cache_core::anchor(const slot_view & slot, uint32_t n_tokens) {
+    const waited::timer timed(times, wait_cause::anchor);
     turn & t = turn_of(slot);
     note_use(slot, t);
     if (!t.store || !t.exact || !stores.target->folded() || slot.task == nullptr) {
@@ -85,6 +86,7 @@ size_t cache_core::chunk_tokens(const slot_view & slot) {
 }
 
 void cache_core::evaluated(const slot_view & slot) {
+    const waited::timer timed(times, wait_cause::persist);
     turn & t = turn_of(slot);
     if (t.prompt_saved || !t.store || slot.task == nullptr) {
         return;
@@ -131,6 +133,7 @@ void cache_core::interrupted(const slot_view & slot) {
 }
 
 void cache_core::released(const slot_view & slot) {
+    const waited::timer timed(times, wait_cause::persist);
     turn & t = turn_of(slot);
     if (slot.task == nullptr || !is_cached_kind(slot.task->type)) {
         return;

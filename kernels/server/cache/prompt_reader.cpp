@@ -31,24 +31,25 @@ prompt_reader::prompt_reader(cache_stores & stores, speeds & measured, server_qu
 
 void prompt_reader::stop() {
     {
-        std::lock_guard<std::mutex> guard(mu);
+        kvtier::mutex_lock guard(mu);
         stopping = true;
         changed.notify_all();
     }
     if (thread.joinable()) {
         thread.join();
     }
+    kvtier::mutex_lock guard(mu);
     reads.clear(); // The tickets of cancelled requests would keep the cache, and its lock, open.
 }
 
 void prompt_reader::expect(const std::shared_ptr<cache_ticket> & ticket) {
-    std::lock_guard<std::mutex> guard(waiting_mu);
+    kvtier::mutex_lock guard(waiting_mu);
     waiting.erase(std::remove_if(waiting.begin(), waiting.end(), [](const auto & t) { return t.expired(); }), waiting.end());
     waiting.push_back(ticket);
 }
 
 void prompt_reader::remove(const removal & what) {
-    std::lock_guard<std::mutex> guard(waiting_mu);
+    kvtier::mutex_lock guard(waiting_mu);
     for (const std::weak_ptr<cache_ticket> & t : waiting) {
         const auto ticket = t.lock();
         if (ticket && what.concerns(ticket->scope, ticket->tokens)) {
@@ -203,7 +204,7 @@ bool prompt_reader::prepare(const std::shared_ptr<cache_ticket> & ticket, size_t
             return true;
         }
     }
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     if (stopping) {
         return true;
     }
@@ -215,9 +216,11 @@ bool prompt_reader::prepare(const std::shared_ptr<cache_ticket> & ticket, size_t
 }
 
 void prompt_reader::run() {
-    std::unique_lock<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     for (;;) {
-        changed.wait(guard, [&] { return stopping || !reads.empty(); });
+        while (!stopping && reads.empty()) {
+            changed.wait(guard);
+        }
         if (stopping) {
             return;
         }

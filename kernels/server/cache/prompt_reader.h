@@ -13,14 +13,14 @@
 #include "server/cache/removal.h"
 #include "server/cache/speeds.h"
 
+#include "kvtier/thread_annotations.h"
+
 #include "server-queue.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -77,13 +77,13 @@ private:
     server_queue &          queue;
     const held_bytes::total in_flight = std::make_shared<std::atomic<uint64_t>>(0);
 
-    std::mutex                               waiting_mu;
-    std::vector<std::weak_ptr<cache_ticket>> waiting; // tickets of requests that have no slot yet
+    kvtier::mutex                            waiting_mu;
+    std::vector<std::weak_ptr<cache_ticket>> waiting GUARDED_BY(waiting_mu); // tickets of requests that have no slot yet
 
-    std::mutex               mu;
-    std::condition_variable  changed;
-    std::deque<pending_read> reads;
-    bool                     stopping = false;
+    kvtier::mutex            mu;
+    kvtier::condition        changed;
+    std::deque<pending_read> reads GUARDED_BY(mu);
+    bool                     stopping GUARDED_BY(mu) = false;
     std::atomic<uint64_t>    n_done{ 0 }; // reads
     uint64_t                 n_seen = 0;  // of them, by put_off_again and deferred; inference thread only
     std::thread              thread;

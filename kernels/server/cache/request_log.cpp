@@ -38,7 +38,7 @@ void request_log::add(finished_request request) {
     if (request.parted.words.size() > max_words) {
         request.parted.words.resize(max_words);
     }
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     kept.push_front(std::move(request));
     if (kept.size() > n_kept) {
         kept.pop_back();
@@ -46,7 +46,7 @@ void request_log::add(finished_request request) {
 }
 
 common_json request_log::describe(const std::string & user) const {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     common_json out = common_json::array();
     for (const finished_request & r : kept) {
         if (r.user != user) {
@@ -74,12 +74,12 @@ common_json request_log::describe(const std::string & user) const {
 }
 
 void request_log::forget(const std::string & user) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const finished_request & r) { return r.user == user; }), kept.end());
 }
 
 void request_log::forget_words(const std::string & user) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     for (finished_request & r : kept) {
         if (r.user == user) {
             r.parted = {};

@@ -5,12 +5,13 @@
 
 #include "server/cache_report.h"
 
+#include "kvtier/thread_annotations.h"
+
 #include "json.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -53,8 +54,8 @@ public:
     void forget_words(const std::string & user);
 
 private:
-    mutable std::mutex           mu;
-    std::deque<finished_request> kept;
+    mutable kvtier::mutex        mu;
+    std::deque<finished_request> kept GUARDED_BY(mu);
 };
 
 } // namespace llama_run

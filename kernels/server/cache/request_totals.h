@@ -6,13 +6,14 @@
 
 #include "server/cache_report.h"
 
+#include "kvtier/thread_annotations.h"
+
 #include "server-task.h"
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 
 namespace llama_run {
@@ -38,7 +39,7 @@ public:
     static constexpr size_t max_users = 4096;
 
     void add(const std::string & user, const cache_report & report, const server_slot_stats & stats) {
-        std::lock_guard<std::mutex> guard(mu);
+        kvtier::mutex_lock guard(mu);
         everyone.add(report, stats);
         if (users.size() < max_users || users.count(user) != 0) {
             users[user].add(report, stats);
@@ -46,25 +47,25 @@ public:
     }
 
     request_counts all() const {
-        std::lock_guard<std::mutex> guard(mu);
+        kvtier::mutex_lock guard(mu);
         return everyone;
     }
 
     request_counts of(const std::string & user) const {
-        std::lock_guard<std::mutex> guard(mu);
+        kvtier::mutex_lock guard(mu);
         const auto known = users.find(user);
         return known == users.end() ? request_counts() : known->second;
     }
 
     void forget(const std::string & user) {
-        std::lock_guard<std::mutex> guard(mu);
+        kvtier::mutex_lock guard(mu);
         users.erase(user);
     }
 
 private:
-    mutable std::mutex                    mu;
-    request_counts                        everyone;
-    std::map<std::string, request_counts> users;
+    mutable kvtier::mutex                 mu;
+    request_counts                        everyone GUARDED_BY(mu);
+    std::map<std::string, request_counts> users GUARDED_BY(mu);
 };
 
 } // namespace llama_run

@@ -6,17 +6,17 @@
 namespace llama_run {
 
 sequence_scope slot_board::scope(int id) const {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     return at(id).scope;
 }
 
 bool slot_board::is_removed(int id) const {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     return at(id).removed;
 }
 
 size_t slot_board::best_offer(const sequence_scope & scope, const std::vector<kvtier::token> & prompt) const {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     size_t best = 0;
     for (const entry & slot : slots) {
         if (slot.idle && !slot.removed && slot.scope == scope) {
@@ -27,7 +27,7 @@ size_t slot_board::best_offer(const sequence_scope & scope, const std::vector<kv
 }
 
 bool slot_board::take(int id, const sequence_scope & scope, std::vector<kvtier::token> naming, bool removed) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     const bool was_removed = at(id).removed;
     entry      now;
     now.scope   = scope;
@@ -40,7 +40,7 @@ bool slot_board::take(int id, const sequence_scope & scope, std::vector<kvtier::
 }
 
 void slot_board::disown(int id) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     entry now;
     now.scope.user = nobody;
     now.idle       = false;
@@ -50,12 +50,12 @@ void slot_board::disown(int id) {
 }
 
 void slot_board::offer(int id, slot_offer held) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     rest(at(id), std::move(held));
 }
 
 void slot_board::offer_unnamed(int id, slot_offer held) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     at(id).scope = {};
     at(id).naming.clear();
     rest(at(id), std::move(held));
@@ -69,25 +69,25 @@ void slot_board::rest(entry & slot, slot_offer held) {
 }
 
 void slot_board::begin_hand_over(int id) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     at(id).handing_over = true;
 }
 
 void slot_board::end_hand_over(int id) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     at(id).handing_over = false;
     handed_over.notify_all();
 }
 
 void slot_board::wait_until_handed_over() {
-    std::unique_lock<std::mutex> guard(mu);
-    handed_over.wait(guard, [&] {
-        return std::none_of(slots.begin(), slots.end(), [](const entry & slot) { return slot.handing_over; });
-    });
+    kvtier::mutex_lock guard(mu);
+    while (std::any_of(slots.begin(), slots.end(), [](const entry & slot) { return slot.handing_over; })) {
+        handed_over.wait(guard);
+    }
 }
 
 std::vector<int> slot_board::remove(const removal & what) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     std::vector<int> concerned;
     for (size_t i = 0; i < slots.size(); i++) {
         entry & slot = slots[i];

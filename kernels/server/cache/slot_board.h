@@ -13,11 +13,10 @@
 #include "server/cache/removal.h"
 #include "server/cache/slot_offer.h"
 
+#include "kvtier/thread_annotations.h"
 #include "llama/sequence_store.h"
 
-#include <condition_variable>
 #include <cstddef>
-#include <mutex>
 #include <vector>
 
 namespace llama_run {
@@ -66,13 +65,13 @@ private:
         bool                       handing_over = false;
     };
 
-    entry &       at(int id) { return slots[static_cast<size_t>(id)]; }
-    const entry & at(int id) const { return slots[static_cast<size_t>(id)]; }
-    void          rest(entry & slot, slot_offer held); // mu held
+    entry &       at(int id) REQUIRES(mu) { return slots[static_cast<size_t>(id)]; }
+    const entry & at(int id) const REQUIRES(mu) { return slots[static_cast<size_t>(id)]; }
+    void          rest(entry & slot, slot_offer held) REQUIRES(mu);
 
-    mutable std::mutex      mu;
-    std::condition_variable handed_over;
-    std::vector<entry>      slots; // by id
+    mutable kvtier::mutex mu;
+    kvtier::condition     handed_over;
+    std::vector<entry>    slots GUARDED_BY(mu); // by id
 };
 
 } // namespace llama_run

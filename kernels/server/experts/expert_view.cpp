@@ -14,7 +14,7 @@ static void add(std::vector<uint64_t> & to, const std::vector<uint64_t> & from) 
 }
 
 void expert_view::open(llama_context * target) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     const llama_model * model = llama_get_model(target);
     context              = target;
     before.n_expert      = llama_model_n_expert(model);
@@ -23,7 +23,7 @@ void expert_view::open(llama_context * target) {
 }
 
 void expert_view::close() {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     if (context) {
         before  = now();
         context = nullptr;
@@ -47,7 +47,7 @@ expert_view::counts expert_view::now() const {
 }
 
 void expert_view::track(bool on) {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     before.tracking = on;
     if (context) {
         llama_expert_tracking_enable(context, on);
@@ -55,7 +55,7 @@ void expert_view::track(bool on) {
 }
 
 void expert_view::reset() {
-    std::lock_guard<std::mutex> guard(mu);
+    kvtier::mutex_lock guard(mu);
     before.n_tokens = 0;
     before.layer_tokens.clear();
     before.chosen.clear();
@@ -85,7 +85,7 @@ static common_json activations(const uint64_t * chosen, size_t n_expert) {
 common_json expert_view::describe() const {
     counts sum;
     {
-        std::lock_guard<std::mutex> guard(mu);
+        kvtier::mutex_lock guard(mu);
         sum = now();
     }
     common_json layers = common_json::array();

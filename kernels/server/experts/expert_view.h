@@ -3,11 +3,12 @@
 // Thread safety: any thread. open and close belong to the thread that loads the model.
 #pragma once
 
+#include "kvtier/thread_annotations.h"
+
 #include "json.h"
 #include "llama.h"
 
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 namespace llama_run {
@@ -33,9 +34,9 @@ private:
 
     counts now() const;
 
-    mutable std::mutex mu;
-    llama_context *    context = nullptr;
-    counts             before; // what contexts counted that are gone
+    mutable kvtier::mutex mu;
+    llama_context *       context GUARDED_BY(mu) = nullptr;
+    counts                before GUARDED_BY(mu); // what contexts counted that are gone
 };
 
 } // namespace llama_run
