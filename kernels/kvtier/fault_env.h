@@ -1,4 +1,4 @@
-// A file system in memory that fails on purpose. For tests only.
+// A file system in memory that fails on purpose, which is for tests only.
 //
 // It keeps two copies of the truth: what a running process sees, and what would be left after a power cut. A file's
 // bytes reach the second copy by sync(), a name by sync_dir() of its folder. Calls are counted; a test runs an
@@ -28,7 +28,7 @@ enum class fault : uint8_t {
     kill,         // like cut, but only the process dies: everything done so far stays
 };
 
-// What becomes of data that was not synced when the power goes.
+// This becomes of data that was not synced when the power goes.
 enum class cut_mode : uint8_t {
     strict,       // nothing of it is left: no byte, no name
     names_first,  // names are there, bytes are not: files that were not synced are empty
@@ -51,7 +51,7 @@ public:
     void set_delay_us(uint64_t us);           // of each append and each read: a slow disk
     void set_now_ms(int64_t now);
 
-    // A test's hands on the disk, uncounted and without faults.
+    // With these a test lays hands on the disk: they are not counted and meet no faults.
     std::vector<std::string> files() const;   // paths of all files, sorted
     bool                     exists(const std::string & path) const;
     std::string              get(const std::string & path) const;
