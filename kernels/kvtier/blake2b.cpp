@@ -5,13 +5,13 @@
 
 namespace kvtier {
 
-// Fractional parts of the square roots of the first eight primes, as in SHA-512.
+// These are the fractional parts of the square roots of the first eight primes, as in SHA-512.
 static constexpr std::array<uint64_t, 8> initial_state = {
     0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1,
     0x510e527fade682d1, 0x9b05688c2b3e6c1f, 0x1f83d9abfb41bd6b, 0x5be0cd19137e2179,
 };
 
-// Order in which the sixteen message words enter each round; rounds 10 and 11 repeat 0 and 1.
+// The sixteen message words enter each round in this order; rounds 10 and 11 repeat 0 and 1.
 static constexpr uint8_t schedule[10][16] = {
     {  0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15 },
     { 14, 10,  4,  8,  9, 15, 13,  6,  1, 12,  0,  2, 11,  7,  5,  3 },
@@ -38,7 +38,7 @@ static uint64_t rotate_right(uint64_t value, int by) {
 }
 
 blake2b::blake2b(size_t digest_size) : state(initial_state), digest_size(digest_size) {
-    // parameter block: digest length, no key, fan-out 1, depth 1
+    // The parameter block says: digest length, no key, fan-out 1, depth 1.
     state[0] ^= 0x01010000 ^ static_cast<uint64_t>(digest_size);
 }
 

@@ -12,7 +12,7 @@ namespace kvtier {
 
 class blake2b {
 public:
-    // digest_size: 1..64 bytes.
+    // digest_size is between 1 and 64 bytes.
     explicit blake2b(size_t digest_size);
 
     void update(const void * data, size_t size);

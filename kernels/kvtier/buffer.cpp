@@ -117,7 +117,8 @@ private:
     }
 
     size_t count(size_t size) const REQUIRES(mu) {
-        return static_cast<size_t>(std::count_if(idle.begin(), idle.end(), [&](const auto & each) { return each.first == size; }));
+        const auto is_alike = [&](const auto & each) { return each.first == size; };
+        return static_cast<size_t>(std::count_if(idle.begin(), idle.end(), is_alike));
     }
 
     mutex                                 mu;
@@ -128,7 +129,7 @@ private:
     std::chrono::steady_clock::time_point last_taken GUARDED_BY(mu);
 };
 
-// Never destroyed: buffers may outlive static objects.
+// It is never destroyed: buffers may outlive static objects.
 recycler & the_recycler() {
     static recycler & one = *new recycler;
     return one;

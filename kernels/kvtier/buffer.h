@@ -3,7 +3,7 @@
 // A blob is immutable once shared, so several conversations, the writer's queue and a reader may hold the same one
 // without a copy and without a lock. The memory is not zeroed first: pages are megabytes and always filled whole.
 //
-// Memory that the system hands out for the first time costs a page fault for every 4 KiB, which takes several times as
+// Memory that the system hands out for the first time costs a page fault for every page, which takes several times as
 // long as reading those bytes from a warm page cache. Large buffers therefore ask for huge pages, and freed ones are kept
 // for the next one of about their size, up to max_idle_bytes in the whole process. A buffer_stock has such memory at hand
 // before it is needed.
@@ -35,10 +35,10 @@ public:
     const uint8_t * data() const { return bytes.get() + lead; }
     size_t          size() const { return n; }
 
-    // What it takes of the machine's.
+    // Says what it takes of the machine's memory.
     size_t memory_size() const;
 
-    // Freed memory that waits for the next buffer.
+    // Says how much freed memory waits for the next buffer.
     static size_t idle_bytes();
 
     struct free_memory {
@@ -53,8 +53,8 @@ private:
     memory bytes;
 };
 
-// Memory for n buffers of about this size, that has been written to before: got by a thread of its own, at once and again
-// whenever some of it was taken. Idle memory beyond max_idle_bytes is kept for it. It lasts as long as this object.
+// Keeps memory for n buffers of about this size at hand, which has been written to before. A thread of its own gets it, at once
+// and again whenever some of it was taken. It counts beyond max_idle_bytes, and lasts as long as this object.
 class buffer_stock {
 public:
     buffer_stock(size_t size, size_t n);

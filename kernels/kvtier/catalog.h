@@ -56,7 +56,8 @@ public:
     lease    hold(const save_request & request) const;
     status   missing_runs(const save_request & request, std::vector<const save_run *> & out) const;
     uint64_t new_segment();
-    void     learn(const std::vector<std::shared_ptr<segment>> & written, const std::vector<const save_run *> & runs, lease & held);
+    void     learn(const std::vector<std::shared_ptr<segment>> & written, const std::vector<const save_run *> & runs,
+                   lease & held);
     status   misses_anchor(const save_request & request, const save_anchor & a, bool & out);
     void     learn(const std::vector<std::shared_ptr<anchor>> & written, const save_request & request);
 

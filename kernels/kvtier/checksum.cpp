@@ -148,7 +148,7 @@ void stir(lane_array & lanes) {
     }
 }
 
-// Stripes of one block: no stirring in between.
+// Takes in stripes of one block, which are not stirred in between.
 void absorb_some(lane_array & lanes, const uint8_t * at, size_t n, const uint8_t * with) {
     for (; n > 0; n--, at += stripe_size, with += 8) {
         absorb_stripe(lanes, at, with);
@@ -180,7 +180,7 @@ void absorb_some_avx2(lane_array & lanes, const uint8_t * at, size_t n, const ui
 
 #endif
 
-// n_done: stripes of the current block that are in the lanes already.
+// n_done says how many stripes of the current block are in the lanes already.
 void absorb(lane_array & lanes, size_t & n_done, const uint8_t * at, size_t n_stripes) {
 #if defined(__x86_64__)
     static const auto some = __builtin_cpu_supports("avx2") ? absorb_some_avx2 : absorb_some;

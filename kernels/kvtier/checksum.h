@@ -12,7 +12,7 @@ namespace kvtier {
 
 uint64_t checksum64(const void * data, size_t size);
 
-// The same, piece by piece: what has just been read is still in the processor's cache.
+// Computes the same piece by piece, because what has just been read is still in the processor's cache.
 class checksum_stream {
 public:
     checksum_stream();

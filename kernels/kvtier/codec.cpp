@@ -30,7 +30,7 @@ public:
 
     void put(size_t at, const key & value) { std::copy(value.begin(), value.end(), bytes.data() + at); }
 
-    // Cut to the field, padded with zeros.
+    // Text is cut to the field and padded with zeros.
     void put(size_t at, const std::string & text, size_t field) {
         std::memcpy(bytes.data() + at, text.data(), std::min(text.size(), field));
     }

@@ -1,11 +1,11 @@
-// Between the structures of the store and the bytes of its files (format.h).
+// Translates between the structures of the store and the bytes of its files (format.h).
 //
 // Only heads are coded here: payload is opaque and may be gigabytes, so it is written and read by its offset, and
 // checked against the checksum that the head holds. Decoding takes any bytes whatever: it checks magic, version, size
 // and checksum first, then every count against what is there before anything is allocated, and leaves `out` untouched
 // unless it returns ok.
 //
-// Pure functions; safe from any thread.
+// All functions are pure, and safe from any thread.
 #pragma once
 
 #include "kvtier/format.h"
@@ -74,7 +74,7 @@ struct role_mark {
 struct checkpoint_record {
     file_header              header;
     uint64_t                 conversation = 0;
-    uint64_t                 turn     = 0; // of its namespace
+    uint64_t                 turn     = 0; // of its name space
     uint32_t                 number   = 0; // N of ckpt-N.bin
     uint32_t                 n_tokens = 0;
     uint32_t                 n_static = 0; // tokens before the first user message
@@ -99,27 +99,27 @@ struct index_record {
     std::vector<use_entry> entries;
 };
 
-// The bytes to write. encode_segment and encode_anchor lay out the payload: they set the offsets in `head` from the
-// sizes given there, and return the head only.
+// These give the bytes to write. encode_segment and encode_anchor lay out the payload: they set the offsets in `head` from
+// the sizes given there, and return the head only.
 std::vector<uint8_t> encode_segment(segment_head & head);
 std::vector<uint8_t> encode_anchor(anchor_head & head);
 std::vector<uint8_t> encode_checkpoint(const checkpoint_record & record);
 std::vector<uint8_t> encode_index(const index_record & record);
 
-// Over the whole head but the checksum's own field.
+// It goes over the whole head but the checksum's own field.
 uint64_t head_checksum(const uint8_t * head, size_t size);
 
-// How many bytes the head of a file has, from its first format::header_size bytes; the kind must be the expected one
+// Says how many bytes the head of a file has, from its first format::header_size bytes; the kind must be the expected one
 // and the file as long as it says.
 status decode_head_size(const uint8_t * data, size_t size, uint16_t kind, uint64_t file_size, size_t & out);
 
-// data is the head (more may follow it), file_size the size of the file on disk.
+// data is the head, which more may follow; file_size is the size of the file on disk.
 status decode_segment(const uint8_t * data, size_t size, uint64_t file_size, segment_head & out);
 status decode_anchor(const uint8_t * data, size_t size, uint64_t file_size, anchor_head & out);
 status decode_checkpoint(const uint8_t * data, size_t size, uint64_t file_size, checkpoint_record & out);
 status decode_index(const uint8_t * data, size_t size, uint64_t file_size, index_record & out);
 
-// Checksum of tokens as they are stored.
+// It goes over tokens as they are stored.
 uint64_t tokens_checksum(const token * tokens, size_t n_tokens);
 
 } // namespace kvtier

@@ -1,4 +1,4 @@
-// Little-endian integers in byte arrays. Files are read on machines other than the one that wrote them.
+// Integers in byte arrays are little-endian, because files are read on machines other than the one that wrote them.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,7 @@
 
 namespace kvtier {
 
-// The single list of counters: name, meaning.
+// This is the single list of counters, each with its meaning.
 #define KVTIER_COUNTERS(X)                                                              \
     X(lookups,             "searches for a stored prefix")                              \
     X(hits,                "of them with at least one token found")                     \

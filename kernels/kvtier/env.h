@@ -42,20 +42,20 @@ public:
 
     virtual uint64_t size() const = 0;
 
-    // Fills all parts, one after the other, from offset on. An end of file before that is corrupt (truncated).
+    // Fills all parts, one after the other, from offset on. It is corrupt (truncated) when the file ends before that.
     virtual status read(uint64_t offset, const span * parts, size_t n_parts) const = 0;
 
-    // Tells the kernel that these bytes are wanted soon. Only a hint.
+    // Tells the kernel that these bytes are wanted soon, which is only a hint.
     virtual void will_need(uint64_t offset, uint64_t size) const = 0;
 
-    // Whether most of these bytes are in the page cache, or nothing is known about that.
+    // Says whether most of these bytes are in the page cache, or nothing is known about that.
     virtual bool is_cached(uint64_t offset, uint64_t size) const = 0;
 
     // These bytes are about to be read with read_blocks: out of the page cache if they are there, else around it, which is
     // faster for large reads and leaves the cache to others. From here on the file belongs to one thread.
     virtual void begin_blocks(uint64_t offset, uint64_t size, bool cached) = 0;
 
-    // As read, in whole blocks: offset, address and size are multiples of block_size. Only the file's end may come earlier.
+    // Reads in whole blocks: offset, address and size are multiples of block_size. Only the file's end may come earlier.
     virtual status read_blocks(uint64_t offset, const span & part) = 0;
 };
 
@@ -68,7 +68,7 @@ public:
     virtual status close() = 0;
 };
 
-// Held while the object lives.
+// The lock is held while the object lives.
 class file_lock {
 public:
     virtual ~file_lock() = default;
@@ -78,18 +78,18 @@ class env {
 public:
     virtual ~env() = default;
 
-    // Miss when there is nothing, corrupt (wrong_type) when it is not a plain file.
+    // It is a miss when there is nothing, and corrupt (wrong_type) when it is not a plain file.
     virtual status open_file(const std::string & path, std::unique_ptr<readable_file> & out) = 0;
 
-    // Makes a new file, 0600; io_error when the name is taken.
+    // Makes a new file, 0600. It is an io_error when the name is taken.
     virtual status create_file(const std::string & path, std::unique_ptr<writable_file> & out) = 0;
 
-    // Folders are made 0700; ok when a folder is there already.
+    // Folders are made 0700. It is ok when one is there already.
     virtual status make_dir(const std::string & path) = 0;
     virtual status list_dir(const std::string & path, std::vector<dir_entry> & out) = 0;
 
-    // Disk space of the folder itself, without what is in it: at least a block. Few file systems give any of it back when
-    // names go. Miss when there is none.
+    // Gives the disk space of the folder itself, without what is in it: at least a block. Few file systems give any of it
+    // back when names go. It is a miss when there is none.
     virtual status folder_size(const std::string & path, uint64_t & out) = 0;
     virtual status sync_dir(const std::string & path) = 0;
 
@@ -97,7 +97,7 @@ public:
     virtual status remove_file(const std::string & path) = 0; // a link is removed, not what it points to
     virtual status remove_dir(const std::string & path) = 0;  // empty ones only
 
-    // Busy, with the holder's process, when another store has it.
+    // It is busy, with the holder's process, when another store has it.
     virtual status lock_file(const std::string & path, std::unique_ptr<file_lock> & out) = 0;
 
     virtual status free_space(const std::string & path, uint64_t & out) = 0;
@@ -105,13 +105,13 @@ public:
     virtual int64_t now_ms() = 0; // wall clock, since 1970
 };
 
-// The real one. Never destroyed.
+// This is the real one, which is never destroyed.
 env & posix_env();
 
-// Whether an open file still lies there under its name.
+// Says whether an open file still lies there under its name.
 bool is_file_at(const std::string & path, int fd);
 
-// Disk space that a tree of files takes, with folders, counted as the store counts it (see blocks.h).
+// Gives the disk space that a tree of files takes, with folders, counted as the store counts it (see blocks.h).
 // Links are counted, never followed. A folder that cannot be read is passed over; the first such problem is returned.
 status measure_tree(env & e, const std::string & path, uint64_t & bytes);
 

@@ -86,7 +86,7 @@ static constexpr char anchor_suffix[]     = ".anc";
 static constexpr char checkpoint_prefix[] = "ckpt-";
 static constexpr char checkpoint_suffix[] = ".bin";
 
-// The part between prefix and suffix, or nothing.
+// Gives the part between prefix and suffix, or nothing.
 static std::string middle(const std::string & name, const std::string & prefix, const std::string & suffix) {
     if (name.size() < prefix.size() + suffix.size() || name.compare(0, prefix.size(), prefix) != 0 ||
         name.compare(name.size() - suffix.size(), suffix.size(), suffix) != 0) {

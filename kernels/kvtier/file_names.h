@@ -70,7 +70,7 @@ bool is_removed(const std::string & name);
 
 } // namespace names
 
-// Where the files of one model are.
+// Says where the files of one model are.
 class file_layout {
 public:
     file_layout(const std::string & root_dir, const key & fingerprint);
@@ -83,7 +83,7 @@ public:
     std::string users() const;
     std::string quarantine() const;
 
-    // name_space: whose they are; the anonymous user's are in the model's own folder.
+    // The name space says whose they are; the anonymous user's are in the model's own folder.
     std::string name_space(const key & name_space) const;
     std::string pages(const key & name_space) const;
     std::string anchors(const key & name_space) const;

@@ -5,7 +5,7 @@
 // so on. The order in which they are added does not matter; a field added twice under one name counts twice. What must
 // stay out: slots, threads, context size, batch sizes, port, backend. Any of them would throw a store away for nothing.
 //
-// Ownership: copies what it is given. Not for use by several threads at once.
+// Ownership: it copies what it is given. Thread safety: one thread at a time may use it.
 #pragma once
 
 #include "kvtier/keys.h"

@@ -1,4 +1,4 @@
-// Format 1 of the files in the store, as byte offsets. Constants only; docs/formats.md explains them and a test
+// Format 1 of the files in the store, as byte offsets. There are constants only; docs/formats.md explains them and a test
 // compares its tables with this file, so the two cannot drift apart.
 //
 // All integers are little-endian. Every file starts with the same header; what follows it depends on the kind. The
@@ -105,7 +105,7 @@ constexpr size_t use_last_used_ms = 16; // i64
 constexpr size_t use_hits         = 24; // u64
 constexpr size_t use_size         = 32;
 
-// Limits. A file that claims more is damaged: no model has a context of 16 million tokens, and nothing is allocated
+// A file that claims more than these limits is damaged: no model has a context of 16 million tokens, and nothing is allocated
 // for a claim that the size of the file does not back.
 constexpr uint32_t max_tokens    = uint32_t(1) << 24;
 constexpr uint32_t max_page_size = uint32_t(1) << 16;

@@ -16,10 +16,10 @@ using token = int32_t; // llama_token
 
 using key = std::array<uint8_t, 16>;
 
-// Tokens of a prompt that decide which conversation it belongs to.
+// So many tokens of a prompt decide which conversation it belongs to.
 constexpr size_t n_conversation_tokens = 1024;
 
-// 64-bit FNV-1a over the first n_conversation_tokens tokens, 4 little-endian bytes each.
+// It is 64-bit FNV-1a over the first n_conversation_tokens tokens, 4 little-endian bytes each.
 uint64_t conversation_hash(const token * tokens, size_t n_tokens);
 
 struct adapter {
@@ -35,13 +35,13 @@ struct chain_root {
     std::vector<adapter> adapters;    // active ones, in the order in which they are applied
 };
 
-// H(-1)
+// Gives H(-1).
 key root_key(const chain_root & root);
 
-// H(i) = hash(H(i-1), tokens of page i). n_tokens is the page size for full pages, less for the tail of an anchor.
+// Gives H(i) = hash(H(i-1), tokens of page i). n_tokens is the page size for full pages, less for the tail of an anchor.
 key next_key(const key & previous, const token * tokens, size_t n_tokens);
 
-// H(0) .. H(n-1) for the full pages of a prompt; the rest of the prompt has no key.
+// Gives H(0) .. H(n-1) for the full pages of a prompt; the rest of the prompt has no key.
 std::vector<key> page_keys(const chain_root & root, const token * tokens, size_t n_tokens);
 
 } // namespace kvtier

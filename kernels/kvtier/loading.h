@@ -26,20 +26,20 @@ public:
     size_t n_tokens() const;
     size_t n_runs() const;
 
-    // Waits for `bytes` of the runs from `first` on, or for all of them. The end of those that are there: `first` itself only
-    // when reading failed.
+    // Waits for `bytes` of the runs from `first` on, or for all of them. It gives the end of those that are there, which is
+    // `first` itself only when reading failed.
     size_t wait_for_runs(size_t first, uint64_t bytes);
 
-    // One that was waited for.
+    // It must have been waited for.
     const loaded_run & run(size_t i) const;
 
-    // Null: there is none, or reading failed.
+    // It gives null when there is none, or when reading failed.
     blob wait_for_anchor();
 
-    // Waits until what is left will have come in `seconds`, as far as can be told. Not ok: reading failed.
+    // Waits until what is left will have come in `seconds`, as far as can be told. It is not ok when reading failed.
     status wait_until_left(double seconds);
 
-    // Waits for the end. Anything but ok: some of it could not be read or is damaged, and has left the index.
+    // Waits for the end. Anything but ok means that some of it could not be read or is damaged, and has left the catalog.
     status wait();
 
     double         seconds_read() const;   // from beginning to end, after wait

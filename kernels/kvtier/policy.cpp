@@ -49,7 +49,7 @@ std::vector<size_t> thin_anchors(const std::vector<anchor_facts> & anchors, size
     }
     std::vector<size_t> dropped;
     while (kept.size() > max_anchors) {
-        // Drop the one whose loss costs least: the tokens back to its neighbour, less the further it lies behind.
+        // The one goes whose loss costs least: the tokens back to its neighbour, less the further it lies behind.
         size_t best      = kept.size();
         double best_cost = 0;
         for (size_t i = 0; i + 2 < kept.size(); i++) {

@@ -18,10 +18,10 @@ struct tier_windows {
     uint32_t warm = 4;
 };
 
-// idle_turns: turns of the namespace since the last use; 0 = used in the current one.
+// idle_turns counts the turns of the name space since the last use; 0 means that it was used in the current one.
 tier tier_of(uint64_t idle_turns, bool in_ram, const tier_windows & windows);
 
-// What is known of an object that could be evicted.
+// This is known of an object that could be evicted.
 struct object_facts {
     uint64_t bytes           = 0;
     int64_t  age_ms          = 0; // since the last use
@@ -32,7 +32,7 @@ struct object_facts {
     bool     being_served    = false; // lies on the path of the prompt now in hand
 };
 
-// Higher is kept longer. Objects that several conversations share, static prefixes and what the current prompt needs
+// What scores higher is kept longer. Objects that several conversations share, static prefixes and what the current prompt needs
 // form a class above everything else, whatever the rest says; within a class, recent, often hit and small ones win.
 double keep_score(const object_facts & facts);
 
@@ -41,7 +41,7 @@ struct anchor_facts {
     bool     static_prefix = false;
 };
 
-// Which anchors of one conversation to drop so that max_anchors stay, as indices into `anchors` (ascending by
+// Says which anchors of one conversation to drop so that max_anchors stay, as indices into `anchors` (ascending by
 // n_tokens). The static-prefix one and the newest two stay; the rest is thinned so that gaps grow with age.
 std::vector<size_t> thin_anchors(const std::vector<anchor_facts> & anchors, size_t max_anchors);
 
@@ -60,7 +60,7 @@ struct restore_decision {
     double eval_ms    = 0;
 };
 
-// The faster of the two. What is unknown is taken to be fast enough: the first restore is how it gets measured.
+// It chooses the faster of the two. What is unknown is taken to be fast enough: the first restore is how it gets measured.
 restore_decision restore_or_recompute(const restore_facts & facts);
 
 } // namespace kvtier

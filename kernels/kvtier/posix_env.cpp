@@ -1,7 +1,5 @@
 #include "kvtier/env.h"
 
-#include "kvtier/file_names.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -143,12 +141,13 @@ public:
     }
 
 #if defined(O_DIRECT)
-    // At least half of them, as after a restart of the server alone.
+    // Half of them will do: that is what a restart of the server alone leaves.
     bool is_cached(uint64_t offset, uint64_t size) const override {
         const uint64_t page   = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
         const uint64_t begin  = std::min(offset, n) / page * page;
         const size_t   length = static_cast<size_t>(std::min(offset + size, n) - begin);
-        void *         mapped = length == 0 ? MAP_FAILED : ::mmap(nullptr, length, PROT_READ, MAP_SHARED, fd.get(), static_cast<off_t>(begin));
+        void *         mapped = length == 0 ? MAP_FAILED
+                              : ::mmap(nullptr, length, PROT_READ, MAP_SHARED, fd.get(), static_cast<off_t>(begin));
         if (mapped == MAP_FAILED) {
             return true;
         }
@@ -275,7 +274,7 @@ uint64_t space_of(const struct stat & info) {
 class posix_env_impl : public env {
 public:
     status open_file(const std::string & path, std::unique_ptr<readable_file> & out) override {
-        // O_NONBLOCK: opening a pipe that somebody put there must not wait for its writer.
+        // With O_NONBLOCK, opening a pipe that somebody put there does not wait for its writer.
         const int fd = open_retrying(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
         if (fd < 0) {
             return from_errno(path, "open", errno);
@@ -393,7 +392,7 @@ public:
         return status::io_error(path + ": is replaced again and again");
     }
 
-    // Ok without a lock: what was locked does not lie there any more.
+    // It is ok without a lock when what was locked does not lie there any more.
     static status try_lock(const std::string & path, std::unique_ptr<file_lock> & out) {
         out.reset();
         const int fd = open_retrying(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0600);
@@ -413,7 +412,7 @@ public:
         if (!is_file_at(path, fd)) {
             return status::ok();
         }
-        // Only for the message above: a failure to write it is no reason to refuse.
+        // The process is written for the message above alone: a failure to write it is no reason to refuse.
         const std::string pid = std::to_string(static_cast<long>(::getpid())) + "\n";
         if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, pid.data(), pid.size(), 0) < 0) {
             errno = 0;
@@ -448,85 +447,6 @@ bool is_file_at(const std::string & path, int fd) {
 env & posix_env() {
     static posix_env_impl * const instance = new posix_env_impl;
     return *instance;
-}
-
-namespace {
-
-// The first problem of many; what is gone meanwhile is none.
-class first_problem {
-public:
-    bool met(const status & s) {
-        if (first.is_ok() && !s.is_miss()) {
-            first = s;
-        }
-        return !s.is_ok();
-    }
-    const status & get() const { return first; }
-
-private:
-    status first = status::ok();
-};
-
-} // namespace
-
-// Folders are taken from a list instead of by recursion: a hostile tree may be deeper than the stack.
-status measure_tree(env & e, const std::string & path, uint64_t & bytes) {
-    bytes = 0;
-    first_problem            problem;
-    std::vector<std::string> folders = { path };
-    std::vector<dir_entry>   entries;
-    while (!folders.empty()) {
-        const std::string folder = std::move(folders.back());
-        folders.pop_back();
-        uint64_t size = 0;
-        if (problem.met(e.folder_size(folder, size))) {
-            continue;
-        }
-        bytes += size;
-        problem.met(e.list_dir(folder, entries));
-        for (const dir_entry & entry : entries) {
-            if (entry.type == file_type::folder) {
-                folders.push_back(names::join(folder, entry.name));
-            } else {
-                bytes += disk_size(entry.size);
-            }
-        }
-    }
-    return problem.get();
-}
-
-status remove_tree(env & e, const std::string & path, uint64_t * bytes) {
-    first_problem            problem;
-    std::vector<std::string> folders = { path };
-    std::vector<uint64_t>    sizes; // of the folders
-    std::vector<dir_entry>   entries;
-    uint64_t                 freed = 0;
-    for (size_t i = 0; i < folders.size(); i++) {
-        const std::string folder = folders[i];
-        const status      looked = e.folder_size(folder, sizes.emplace_back(0));
-        if (i == 0 && looked.is_miss()) {
-            return looked;
-        }
-        problem.met(looked);
-        problem.met(e.list_dir(folder, entries));
-        for (const dir_entry & entry : entries) {
-            const std::string child = names::join(folder, entry.name);
-            if (entry.type == file_type::folder) {
-                folders.push_back(child);
-            } else if (!problem.met(e.remove_file(child))) {
-                freed += disk_size(entry.size);
-            }
-        }
-    }
-    for (size_t i = folders.size(); i-- > 0;) {
-        if (!problem.met(e.remove_dir(folders[i]))) {
-            freed += sizes[i];
-        }
-    }
-    if (bytes != nullptr) {
-        *bytes += freed;
-    }
-    return problem.get();
 }
 
 } // namespace kvtier

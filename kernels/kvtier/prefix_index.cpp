@@ -173,7 +173,7 @@ walk_result prefix_index::walk(const key & name_space, const key & root, const t
         }
     };
 
-    // Nodes to go on from. Usually one; more where a page is stored whole and in parts.
+    // From these nodes the search goes on. There is usually one, and more where a page is stored whole and in parts.
     std::vector<run *> open = { nullptr };
     while (!open.empty()) {
         run * at = open.back();

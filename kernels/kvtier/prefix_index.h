@@ -8,7 +8,7 @@
 // Ownership: segments own their runs and are shared with whoever is reading from them; the tree points into them. All
 // other pointers go up or sideways and are valid while the run is attached.
 //
-// Thread safety: none; the store guards it.
+// Thread safety: none; the catalog guards it.
 #pragma once
 
 #include "kvtier/codec.h"
@@ -153,7 +153,7 @@ public:
 
     run * find(const key & k) const;
 
-    // limit: an anchor beyond that many tokens is of no use.
+    // An anchor beyond `limit` tokens is of no use.
     walk_result walk(const key & name_space, const key & root, const token * tokens, size_t n_tokens, size_t limit) const;
 
     size_t size() const { return by_key.size(); }
@@ -162,7 +162,7 @@ private:
     run_row & siblings(run & r);
 
     std::unordered_map<key, run *, key_hash> by_key;
-    std::map<std::pair<key, key>, run_row>   chains; // their first runs, by namespace and root
+    std::map<std::pair<key, key>, run_row>   chains; // their first runs, by name space and root
 };
 
 } // namespace kvtier

@@ -42,7 +42,7 @@ public:
     // Gives the blob, which is hot from now on, or null.
     blob get(object_kind kind, const key & k, uint64_t turn);
 
-    // Whether it is here and in which tier, without counting as a use.
+    // Says whether it is here and in which tier, without counting as a use.
     bool peek(object_kind kind, const key & k, uint64_t turn, tier & out) const;
 
     // False when it does not fit: everything else is in use, or it is larger than the budget.

@@ -7,9 +7,12 @@
 
 namespace kvtier {
 
-static constexpr uint64_t max_task_bytes = uint64_t(8) << 20;   // is large enough for any disk, and small enough to share out evenly
-static constexpr uint64_t cached_bytes   = uint64_t(256) << 10; // of one read: they are checked while still in the core's own cache
-static constexpr uint64_t disk_bytes     = uint64_t(1) << 20;   // the same where a disk is waited for
+// A task is large enough for any disk, and small enough to share out evenly.
+static constexpr uint64_t max_task_bytes = uint64_t(8) << 20;
+
+// What one read has got is checked while it is still in the core's own cache, unless a disk is waited for.
+static constexpr uint64_t cached_bytes = uint64_t(256) << 10;
+static constexpr uint64_t disk_bytes   = uint64_t(1) << 20;
 
 status given_up() {
     return status::miss("given up: nobody waits for it");
@@ -85,7 +88,8 @@ static status read_blocks(readable_file & file, const read_task & task, uint64_t
             return given_up();
         }
         const uint64_t until = std::min(at + step, (end + block_size - 1) / block_size * block_size);
-        const span     part  = { to + (static_cast<int64_t>(at) - static_cast<int64_t>(offset)), static_cast<size_t>(until - at) };
+        const int64_t  place = static_cast<int64_t>(at) - static_cast<int64_t>(offset);
+        const span     part  = { to + place, static_cast<size_t>(until - at) };
         if (status got = file.read_blocks(at, part); !got.is_ok()) {
             return got;
         }

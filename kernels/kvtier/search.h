@@ -31,7 +31,7 @@ struct lookup_request {
 enum class match_source : uint8_t { none, hot, warm, cold };
 enum class match_kind   : uint8_t { none, prefix, conversation };
 
-// Why fewer tokens than the prompt has were found.
+// Says why fewer tokens than the prompt has were found.
 enum class miss_reason : uint8_t {
     none,       // all that was asked for
     empty,      // nothing is stored for this model, user and adapters
@@ -44,7 +44,7 @@ const char * match_source_name(match_source s);
 const char * match_kind_name(match_kind k);
 const char * miss_reason_name(miss_reason r);
 
-// Keeps the files of a match from being evicted. Move-only.
+// Keeps the files of a match from being evicted. It can be moved, not copied.
 class lease {
 public:
     lease() = default;

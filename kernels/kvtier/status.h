@@ -14,7 +14,7 @@ namespace kvtier {
 
 enum class status_kind : uint8_t { ok, miss, corrupt, incompatible, no_space, over_budget, exhausted, io_error, busy };
 
-// Why a file was refused. Each is counted apart: a disk that flips bits and a folder somebody copied call for
+// Says why a file was refused. Each reason is counted apart: a disk that flips bits and a folder somebody copied call for
 // different help.
 enum class damage : uint8_t {
     none,
@@ -42,7 +42,7 @@ public:
     static status incompatible(std::string text)  { return { status_kind::incompatible, damage::bad_version, std::move(text) }; }
     static status corrupt(damage why, std::string text) { return { status_kind::corrupt, why, std::move(text) }; }
 
-    // holder: the process that has it; 0 where that is not known.
+    // holder is the process that has it, 0 where that is not known.
     static status busy(std::string text, long holder) {
         status out{ status_kind::busy, damage::none, std::move(text) };
         out.holder_ = holder;
@@ -69,7 +69,7 @@ public:
     long                holder()  const { return holder_; }
     const std::string & message() const { return message_; }
 
-    // The same status with the file's name in front of its message.
+    // Gives the same status with the file's name in front of its message.
     status in(const std::string & path) const {
         status out = *this;
         if (!is_ok()) {

@@ -54,9 +54,11 @@ status store::open(env & e, const store_options & options, std::unique_ptr<store
     }
     count_other_models(*rooms);
     if (rooms->files.may_change().is_ok()) {
+        {
+            mutex_lock writing(rooms->files.writing);
+            apply_all_limits(*rooms);
+        }
         rooms->bytes.budget().join(&rooms->room);
-        mutex_lock writing(rooms->files.writing);
-        apply_all_limits(*rooms);
     }
     out.reset(new store(std::move(rooms)));
     return status::ok();

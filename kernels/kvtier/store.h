@@ -1,10 +1,10 @@
 // The store: state of one model on disk, with its RAM tier in front.
 //
-// Life of a request: lookup -> load -> touch when its prompt arrives; plan -> save when it has been evaluated (through
-// the writer, see writer.h). Files: see file_names.h and docs/formats.md.
+// A request goes through lookup -> load -> touch when its prompt arrives, and through plan -> save when it has been evaluated
+// (by the writer, see writer.h). How the files look is in docs/formats.md, what is inside the store in store_rooms.h.
 //
 // Thread safety: all functions may be called from any thread. lookup and plan touch memory only and are meant for the
-// inference thread; they wait for other threads only for the moment an index entry changes, never for a file. load
+// inference thread; they wait for other threads only for the moment an entry of the catalog changes, never for a file. load
 // reads files and is meant for the worker that has the request; several may run at once. save, gc and the removals
 // write files one at a time and are meant for the writer thread or an idle store. No exception leaves this interface
 // except for lack of memory.
@@ -38,15 +38,15 @@ struct store_options {
     uint64_t     ram_bytes         = 0;
     uint32_t     max_checkpoints   = 64;  // per conversation, oldest go
     uint32_t     max_cold          = 32;  // of them cold
-    uint32_t     max_conversations = 256; // per namespace
+    uint32_t     max_conversations = 256; // per name space
     uint32_t     max_anchors       = 16;  // per conversation
     uint64_t     segment_bytes     = uint64_t(64) << 20; // larger saves are split into several files
-    uint32_t     n_read_threads    = 8;   // of one load, at most: enough for a fast disk, and sixteen were slower on a virtual one
+    uint32_t     n_read_threads    = 8;   // of one load: enough for a fast disk, and sixteen were slower on a virtual one
     tier_windows windows;
     bool         inspect = false;     // change nothing: damaged files are counted where they are
 };
 
-// Rows to be stored. plan() fills in everything but the data.
+// These rows are to be stored. plan() fills in everything but the data.
 struct save_run {
     uint32_t p0 = 0;
     uint32_t p1 = 0;
@@ -142,21 +142,21 @@ class loading; // loading.h
 
 class store {
 public:
-    // Takes the lock, removes unfinished files, sets damaged ones aside and learns what is there. Busy when another
-    // process has it. The env must outlive the store.
+    // Takes the lock, removes unfinished files, sets damaged ones aside and learns what is there. It is busy
+    // when another process has it. The env must outlive the store.
     static status open(env & e, const store_options & options, std::unique_ptr<store> & out);
 
     // Writes when things were last used, and gives the lock back. No call may be in progress.
     ~store();
 
-    // lookup: the longest stored prefix that is of use.
+    // lookup finds the longest stored prefix that is of use.
     match lookup(const lookup_request & request) const;
 
-    // restore: all bytes of a match, verified. Anything but ok means: use none of it. A damaged file is set aside
-    // first, so that the next lookup finds what is left.
+    // restore reads all bytes of a match and verifies them. Anything but ok means that none of it may be used. A damaged file
+    // is set aside first, so that the next lookup finds what is left.
     status load(const match & m, const token * tokens, size_t n_tokens, loaded_state & out);
 
-    // The same, read by threads of its own while the caller goes on. The match must outlive it.
+    // This reads the same with threads of its own while the caller goes on. The match must outlive it.
     status begin_load(const match & m, const token * tokens, size_t n_tokens, std::unique_ptr<loading> & out);
 
     // Tells the kernel to read ahead what load will want.
@@ -165,7 +165,7 @@ public:
     // Counts a restore that was used: its objects become hot.
     void touch(const match & m);
 
-    // persist: what of a sequence is not stored yet, cut where it has to be. `queued` names keys on their way to disk.
+    // persist begins with what of a sequence is not stored yet, cut where it has to be. `queued` names keys on their way to disk.
     save_request plan(const plan_request & request, const std::vector<save_run> & queued = {}) const;
 
     // Writes runs, then anchors, then the checkpoint; each is durable before the next. On failure nothing that was
@@ -179,7 +179,7 @@ public:
     // Removes what nothing can use: quarantine, runs without a past, anchors without a run. Enforces all limits.
     status gc(uint64_t & bytes_freed);
 
-    // Reads every byte. Changes nothing.
+    // Reads every byte and changes nothing.
     status verify(verify_report & out);
 
     std::vector<conversation_info> list() const;
@@ -194,10 +194,10 @@ private:
     std::unique_ptr<store_rooms> rooms;
 };
 
-// Fingerprints that have a folder under root_dir.
+// Gives the fingerprints that have a folder under root_dir.
 status list_models(env & e, const std::string & root_dir, std::vector<key> & out);
 
-// Removes all that is stored of a model. Busy when a process has it open. bytes_freed grows by what was freed.
+// Removes all that is stored of a model. It is busy when a process has it open. bytes_freed grows by what was freed.
 status remove_model(env & e, const std::string & root_dir, const key & fingerprint, uint64_t & bytes_freed);
 
 } // namespace kvtier

@@ -23,14 +23,14 @@ namespace kvtier {
 
 class writer {
 public:
-    // It is told by the writer's thread when saves begin to fail for want of room or because of the disk, with the reason, and with
+    // The writer's thread tells it when saves begin to fail for want of room or because of the disk, with the reason, and with
     // an empty text when one has succeeded again. Saves that a full queue refuses do not count: the next turn has them.
     using trouble_listener = std::function<void(const std::string & reason)>;
 
     writer(store & s, uint64_t max_queue_bytes, trouble_listener listener = {});
     ~writer(); // stop()
 
-    // What has to be copied out of the backend to save this sequence: fill in `data` and pass it to enqueue.
+    // Says what has to be copied out of the backend to save this sequence: the caller fills in `data` and passes it to enqueue.
     save_request plan(const plan_request & request) const;
 
     // False when the queue is full or the writer has stopped, which is counted as skipped.
@@ -39,14 +39,14 @@ public:
     // Says the same for a request of about that size, so that nothing is copied in vain.
     bool has_room(uint64_t n_bytes);
 
-    // What these tokens could restore once a queued save is on disk.
+    // This is what tokens could restore once a queued save is on disk.
     struct promise {
         size_t   n_tokens = 0; // 0: nothing of it is queued
         uint64_t number   = 0; // of the save
     };
     promise coming(const chain_root & root, const token * tokens, size_t n_tokens) const;
 
-    // Returns when that save is on disk or has failed. False: neither within this time.
+    // Returns when that save is on disk or has failed, or false when it has done neither within this time.
     bool wait_for(const promise & save, std::chrono::milliseconds at_most);
 
     // Returns when everything that was queued before the call is on disk, or has failed.
