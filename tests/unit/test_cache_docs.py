@@ -54,6 +54,8 @@ IN_PARTED = {"words", "early", "advice"}
 REQUESTS = body(STATUS, "summary_of")
 SPEED = DESCRIBED[DESCRIBED.index('"speed"') : DESCRIBED.index('"last_error"')]
 NESTED = set(re.findall(r'"(\w+_per_s)"', SPEED))
+WAITED = (SERVER / "cache" / "waited.h").read_text()
+WAITS = re.findall(r'return "(\w+)";', WAITED)[:-1] + re.findall(r'emplace_back\("(\w+)"', body(STATUS, "waits"))
 EXPERT_FIELDS = keys(body(EXPERTS, "expert_view::describe"))
 FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
 
@@ -65,6 +67,7 @@ FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
         ("GET /cache/requests", {*keys(LOGGED), *re.findall(r'entry\["(\w+)"\]', LOGGED)} - IN_PARTED),
         ("requests", keys(REQUESTS)),
         ("speed", re.findall(r'"(\w+_per_s)"', SPEED)),
+        ("waited_ms", WAITS),
         ("state", keys(body(STATUS, "measured"))),
         ("counters", re.findall(r"X\((\w+),", COUNTERS)),
         ("damaged", set(re.findall(r'return "(\w+)";', DAMAGE)) - {"none", "unknown"}),

@@ -52,6 +52,17 @@ static std::vector<number> measured(const kvtier::store & store, const kvtier::w
     };
 }
 
+// The inference thread's, by cause, in milliseconds.
+static std::vector<std::pair<std::string, double>> waits(const waited & times, const sequence_store & store) {
+    std::vector<std::pair<std::string, double>> out;
+    for (size_t i = 0; i < static_cast<size_t>(wait_cause::n_kinds); i++) {
+        const auto cause = static_cast<wait_cause>(i);
+        out.emplace_back(wait_cause_name(cause), times.ms(cause));
+    }
+    out.emplace_back("cells", store.waited_ms());
+    return out;
+}
+
 static common_json object_of(const std::vector<number> & numbers) {
     common_json out = common_json::object();
     for (const number & n : numbers) {
@@ -101,9 +112,9 @@ common_json cache_admin::describe() const {
         { "last_error",  stores.target->queue().last_error() },
         { "users_by_metadata", metadata_users },
     };
-    common_json waited_ms = { { "cells", stores.target->waited_ms() } };
-    for (size_t i = 0; i < static_cast<size_t>(wait_cause::n_kinds); i++) {
-        waited_ms[wait_cause_name(static_cast<wait_cause>(i))] = times.ms(static_cast<wait_cause>(i));
+    common_json waited_ms = common_json::object();
+    for (const auto & [cause, ms] : waits(times, *stores.target)) {
+        waited_ms[cause] = ms;
     }
     out["waited_ms"] = waited_ms;
     out["state"]    = object_of(measured(stores.target->store(), stores.target->queue()));
@@ -168,13 +179,10 @@ std::string cache_admin::metrics() const {
     for (const number & n : counted(stats.values)) {
         add_metric(out, std::string(n.name) + "_total", n.meaning, "counter", static_cast<double>(n.value));
     }
-    for (size_t i = 0; i < static_cast<size_t>(wait_cause::n_kinds); i++) {
-        const wait_cause cause = static_cast<wait_cause>(i);
-        add_metric(out, std::string("waited_ms_") + wait_cause_name(cause) + "_total", "milliseconds of the inference thread", "counter",
-                   times.ms(cause));
+    for (const auto & [cause, ms] : waits(times, *stores.target)) {
+        add_metric(out, std::string("waited_ms_") + cause + "_total", "milliseconds that the inference thread was busy with the cache",
+                   "counter", ms);
     }
-    add_metric(out, "waited_ms_cells_total", "milliseconds that batches waited for cells that were being copied", "counter",
-               stores.target->waited_ms());
     add_metric(out, "damaged_total", "files set aside", "counter", static_cast<double>(stats.values.damaged_total()));
     const request_counts requests = totals.all();
     add_metric(out, "requests_total", "requests served with the cache on", "counter", static_cast<double>(requests.n));
