@@ -1,4 +1,4 @@
-// A file system in memory that fails on purpose, which is for tests only.
+// A file system in memory that fails on purpose. Only tests use it.
 //
 // It keeps two copies of the truth: what a running process sees, and what would be left after a power cut. A file's
 // bytes reach the second copy by sync(), a name by sync_dir() of its folder. Calls are counted; a test runs an
@@ -51,7 +51,7 @@ public:
     void set_delay_us(uint64_t us);           // of each append and each read: a slow disk
     void set_now_ms(int64_t now);
 
-    // With these a test lays hands on the disk: they are not counted and meet no faults.
+    // A test reaches the disk with these; they are not counted and meet no faults.
     std::vector<std::string> files() const;   // paths of all files, sorted
     bool                     exists(const std::string & path) const;
     std::string              get(const std::string & path) const;

@@ -2,12 +2,19 @@
 
 #include "kvtier/blake2b.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace kvtier {
 
 static constexpr char domain_user[] = "llama-run user 1";
 static constexpr char digits[]      = "0123456789abcdef";
+
+bool is_user_id(const std::string & text) {
+    return text.size() <= max_user_id && std::all_of(text.begin(), text.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+    });
+}
 
 key user_key(const std::string & user) {
     key out{};

@@ -23,6 +23,10 @@ namespace kvtier {
 // space is all zeros and has no folder of its own.
 key user_key(const std::string & user);
 
+// The rule of ids: letters, digits, _ and -, so many at most. The empty one is the anonymous user's.
+constexpr size_t max_user_id = 512;
+bool is_user_id(const std::string & text);
+
 std::string hex(const key & k);
 std::string hex(uint64_t value); // 16 digits
 bool        parse_hex(const std::string & text, key & out);

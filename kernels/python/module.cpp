@@ -1,4 +1,5 @@
-// pyrun._kernels: kvtier for the launcher and the tests. The pure parts are bound here, the store in store.cpp.
+// pyrun._kernels: kvtier for the launcher and the tests. The pure parts are bound here, the names of files in
+// file_names.cpp, the store in store.cpp.
 #include "convert.h"
 
 PYBIND11_MODULE(_kernels, m) {
@@ -30,5 +31,6 @@ PYBIND11_MODULE(_kernels, m) {
           py::arg("tokens"), py::arg("fingerprint"), py::arg("page_size"), py::arg("user") = "",
           py::arg("adapters") = adapter_list(), "One key per full page of a prompt.");
 
+    bind_file_names(m);
     bind_store(m);
 }

@@ -466,9 +466,6 @@ void bind_store(py::module_ & m) {
     bind_errors(m);
     bind_results(m);
 
-    m.def("user_key", [](const std::string & user) { return bytes_from_key(kvtier::user_key(user)); }, py::arg("user"),
-          "The hash that stands for a user id: the name of the user's folder.");
-
     m.def("list_models",
           [](const py::object & folder) {
               std::vector<kvtier::key> found;
