@@ -67,11 +67,11 @@ namespace {
 // Applies the limits of one name space.
 class limiter {
 public:
-    limiter(object_graph & graph, const store_options & options, counters & count, doomed_files & out)
-        : graph(graph), options(options), count(count), out(out) {}
+    limiter(object_graph & graph, const key & name_space, const store_options & options, counters & count, doomed_files & out)
+        : graph(graph), name_space(name_space), turn(graph.turn_of(name_space)), options(options), count(count), out(out) {}
 
     // The longest unused conversations go; what is left is returned.
-    std::vector<conversation *> limit_conversations(const key & name_space) {
+    std::vector<conversation *> limit_conversations() {
         std::vector<conversation *> mine;
         for (auto it = graph.conversations.lower_bound({ name_space, 0 });
              it != graph.conversations.end() && it->first.first == name_space; ++it) {
@@ -100,10 +100,12 @@ public:
     // The oldest checkpoints go, the newest stays. Their state stays until room is needed: another prompt may well begin the
     // same way.
     void limit_checkpoints(conversation & c) {
-        const uint64_t turn    = graph.turn_of(c.name_space);
-        const auto     is_cold = [&](const checkpoint & point) {
+        const auto is_cold = [&](const checkpoint & point) {
             return turn - std::min(turn, point.last_turn) >= options.windows.warm;
         };
+        if (c.checkpoints.size() <= 1) {
+            return;
+        }
         size_t n_cold = 0;
         for (const auto & [number, point] : c.checkpoints) {
             n_cold += is_cold(*point);
@@ -145,6 +147,8 @@ public:
 
 private:
     object_graph &        graph;
+    const key             name_space;
+    const uint64_t        turn;
     const store_options & options;
     counters &            count;
     doomed_files &        out;
@@ -153,11 +157,12 @@ private:
 } // namespace
 
 void catalog::forget_surplus(const key & name_space, const conversation_id * changed, doomed_files & out) {
-    exclusive_lock guard(mu);
-    limiter        limits(graph, options, count, out);
-    for (conversation * c : limits.limit_conversations(name_space)) {
+    exclusive_lock       guard(mu);
+    const conversation * grown = changed == nullptr ? nullptr : graph.find(*changed);
+    limiter              limits(graph, name_space, options, count, out);
+    for (conversation * c : limits.limit_conversations()) { // there may be thousands, at every save
         limits.limit_checkpoints(*c);
-        if (changed == nullptr || *changed == c->id()) {
+        if (changed == nullptr || c == grown) {
             limits.limit_anchors(*c);
         }
     }
