@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <exception>
 #include <tuple>
 #include <utility>
@@ -12,6 +13,9 @@ namespace state_rows {
 
 // How many folded states may be on their way from one device: a turn leaves two or three within a moment.
 static constexpr size_t MOST_SNAPSHOTS = 4;
+
+// What must be left on the device: a longer batch may still want memory, and evaluating cannot do without.
+static constexpr size_t LEAST_FREE = 1u << 30;
 
 static constexpr size_t   SNAPSHOT_ALIGNMENT = 256;
 static constexpr unsigned TAKING_THREADS     = 2; // nobody waits for it: the other cores are left to those who are waited for
@@ -22,10 +26,13 @@ static std::atomic<uint32_t> n_taking{ 0 };
 static kvtier::mutex        takers_mu;
 static std::vector<taker *> takers GUARDED_BY(takers_mu);
 
+// Vulkan stays out: waiting for one of its events frees a command buffer of the queue that evaluates, which only that queue's thread
+// may, and its copies between tensors are not ordered behind what wrote to them.
 static bool can_copy_beside(ggml_backend_dev_t device) {
     ggml_backend_dev_props props;
     ggml_backend_dev_get_props(device, &props);
-    return props.caps.async && props.caps.events;
+    const bool is_vulkan = strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), "Vulkan") == 0;
+    return props.caps.async && props.caps.events && !is_vulkan;
 }
 
 taker::taker(std::function<void(copies &)> now) : now(std::move(now)) {
@@ -80,8 +87,9 @@ std::shared_future<bool> taker::give(rows_order rows, std::vector<std::shared_pt
     t->kept  = std::move(kept);
     std::sort(t->order.cells.begin(), t->order.cells.end());
     for (const auto & [device, q] : queues) {
-        t->behind.emplace_back(ggml_backend_event_new(device));
-        ggml_backend_event_record(t->behind.back().get(), q.evaluating);
+        ggml_backend_event_ptr event(ggml_backend_event_new(device));
+        ggml_backend_event_record(event.get(), q.evaluating);
+        t->behind.emplace_back(device, std::move(event));
     }
     const std::shared_future<bool> result = t->result.get_future().share();
     n_taking++;
@@ -160,6 +168,12 @@ std::shared_ptr<snapshot> taker::room_on(ggml_backend_dev_t device, size_t size)
             ++it;
         }
         if (n_here < MOST_SNAPSHOTS) {
+            size_t free  = 0;
+            size_t total = 0;
+            ggml_backend_dev_memory(device, &free, &total);
+            if (free < size + LEAST_FREE) {
+                return nullptr;
+            }
             auto made = std::make_shared<snapshot>();
             made->buffer.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), size));
             if (!made->buffer) {
@@ -259,8 +273,10 @@ void taker::run() {
         lock.unlock();
         bool copied = true;
         try {
-            for (const ggml_backend_event_ptr & event : t->behind) {
-                ggml_backend_event_synchronize(event.get());
+            for (const auto & [device, event] : t->behind) {
+                ggml_backend_t copying = queues.at(device).copying.get();
+                ggml_backend_event_wait(copying, event.get());
+                ggml_backend_synchronize(copying);
             }
             t->order.what.make(copies::TO_HOST, on_queue, TAKING_THREADS);
         } catch (const std::exception &) {

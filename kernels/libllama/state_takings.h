@@ -4,8 +4,8 @@
 // and whoever is about to write to their cells waits for that (state_guard.h). Folded state changes with every batch. The device
 // copies it aside, behind the batch that made it, and the thread fetches it from there.
 //
-// What cannot be done beside is done at once, as it would be without a thread: on devices without events or queues, for
-// snapshots that the device has no memory for, for folded state in host memory or in scattered pieces.
+// What cannot be done beside is done at once, as it would be without a thread: on devices without events or queues and with
+// Vulkan, for snapshots that the device has no memory for, for folded state in host memory or in scattered pieces.
 //
 // Thread safety: one thread gives orders and writes to cells, the context's. Any may wait for the results.
 #pragma once
@@ -25,6 +25,7 @@
 #include <memory>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 class llama_kv_cache;
@@ -57,7 +58,7 @@ struct snapshot {
 // One order to the thread. The result is false where something could not be copied, and nobody knows what is in its place.
 struct taking {
     rows_order                             order;
-    std::vector<ggml_backend_event_ptr>    behind; // the batches that must have ended
+    std::vector<std::pair<ggml_backend_dev_t, ggml_backend_event_ptr>> behind; // the batches that must have ended
     std::vector<std::shared_ptr<snapshot>> kept;   // that it copies from
     std::promise<bool>                     result;
 };

@@ -26,11 +26,18 @@ static kvtier::blob no_rows() {
 
 namespace {
 
-// State that llama_state_*_take copies into buffers, which it keeps until then.
+// State that llama_state_*_take copies into buffers, which it keeps until then. It is made before that: were there no memory for
+// it afterwards, nobody would keep them.
 class taken_state : public kvtier::arriving_data {
 public:
-    taken_state(llama_state_taking * taking, std::vector<kvtier::blob> into) : taking(taking), into(std::move(into)) {}
+    explicit taken_state(std::vector<kvtier::blob> into) : into(std::move(into)) {}
     ~taken_state() override { (void) wait(); }
+
+    // False: there is nothing to wait for.
+    bool begin(llama_state_taking * begun) {
+        taking = begun;
+        return taking != nullptr;
+    }
 
     bool wait() const override {
         std::call_once(waited, [&] { there = llama_state_taking_finish(taking); });
@@ -38,7 +45,7 @@ public:
     }
 
 private:
-    llama_state_taking * const      taking;
+    llama_state_taking *            taking = nullptr;
     const std::vector<kvtier::blob> into;
     mutable std::once_flag          waited;
     mutable bool                    there = false;
@@ -108,11 +115,11 @@ status sequence_store::take_anchor(llama_seq_id seq, uint32_t n_tokens, anchor_c
     }
     const size_t size = llama_state_folded_size(ctx, seq, LLAMA_STATE_FOLDED_LAYOUT);
     const auto   data = std::make_shared<buffer>(size);
-    llama_state_taking * const taking = llama_state_folded_take(ctx, data->data(), size, seq, LLAMA_STATE_FOLDED_LAYOUT);
-    if (taking == nullptr) {
+    const auto   state = std::make_shared<taken_state>(std::vector<kvtier::blob> { data });
+    if (!state->begin(llama_state_folded_take(ctx, data->data(), size, seq, LLAMA_STATE_FOLDED_LAYOUT))) {
         return refused;
     }
-    out = { n_tokens, data, std::make_shared<taken_state>(taking, std::vector<kvtier::blob> { data }) };
+    out = { n_tokens, data, state };
     return status::ok();
 }
 
@@ -146,11 +153,11 @@ status sequence_store::take_rows(llama_seq_id seq, kvtier::save_request & reques
     if (rooms.empty()) {
         return status::ok();
     }
-    llama_state_taking * const taking = llama_state_rows_take(ctx, rooms.data(), rooms.size(), seq);
-    if (taking == nullptr) {
+    const auto state = std::make_shared<taken_state>(std::move(into));
+    request.arriving.push_back(state);
+    if (!state->begin(llama_state_rows_take(ctx, rooms.data(), rooms.size(), seq))) {
         return status::miss("the context does not give its rows now");
     }
-    request.arriving.push_back(std::make_shared<taken_state>(taking, std::move(into)));
     return status::ok();
 }
 
@@ -301,15 +308,19 @@ void sequence_store::close() {
     if (writer_) {
         writer_->stop();
     }
-    llama_state_finish(ctx);
+    if (!closed) { // Once: another context may be at this address by now.
+        waited_before = llama_state_waited_ms(ctx);
+        closed        = true;
+        llama_state_finish(ctx);
+    }
 }
 
 bool sequence_store::takes_beside() const {
-    return llama_state_takes_beside(ctx);
+    return !closed && llama_state_takes_beside(ctx);
 }
 
 double sequence_store::waited_ms() const {
-    return llama_state_waited_ms(ctx);
+    return closed ? waited_before.load() : llama_state_waited_ms(ctx);
 }
 
 void sequence_store::flush() {

@@ -9,7 +9,7 @@
 // is copied. A sequence that cannot be taken apart is stored as one anchor that holds all of it.
 //
 // Thread safety: take_anchor, save and put touch the context and belong to its thread. find may be called from any thread;
-// read too, and is meant for a worker. Ownership: the context must outlive this object. No exception but for lack of memory.
+// read too, and is meant for a worker. Ownership: the context must live until close. No exception but for lack of memory.
 #pragma once
 
 #include "kvtier/buffer.h"
@@ -22,6 +22,7 @@
 #include "llama.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -142,6 +143,8 @@ private:
     std::vector<memory_at_hand>     stocks;  // for anchors and pages
     std::unique_ptr<kvtier::store>  store_;
     std::unique_ptr<kvtier::writer> writer_; // after store_: it must go first
+    std::atomic<bool>               closed{ false };
+    std::atomic<double>             waited_before{ 0 }; // waited_ms when it was closed
 };
 
 } // namespace llama_run

@@ -25,10 +25,10 @@ public:
     // somewhere within the prompt.
     bool of(const std::string & user, const std::vector<common_adapter_lora_info> & lora, sequence_scope & out) const;
 
-    // For a request that has no slot yet.
+    // The same for a request that has no slot yet.
     sequence_scope of_request(const std::string & user, const task_params & params) const;
 
-    // The adapters of requests that name none: a client may change them while the server runs.
+    // Says which adapters requests have that name none: a client may change them while the server runs.
     void set_defaults(const std::vector<common_adapter_lora_info> & lora);
 
 private:

@@ -9,7 +9,7 @@ namespace llama_run {
 
 using kvtier::status;
 
-// For /cache as they are, for /metrics with a prefix.
+// /cache has it as it is, /metrics with a prefix.
 struct number {
     const char * name;
     const char * meaning;
@@ -52,7 +52,7 @@ static std::vector<number> measured(const kvtier::store & store, const kvtier::w
     };
 }
 
-// The inference thread's, by cause, in milliseconds.
+// How long the inference thread was busy with the cache, by cause, in milliseconds.
 static std::vector<std::pair<std::string, double>> waits(const waited & times, const sequence_store & store) {
     std::vector<std::pair<std::string, double>> out;
     for (size_t i = 0; i < static_cast<size_t>(wait_cause::n_kinds); i++) {

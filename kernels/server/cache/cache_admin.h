@@ -1,6 +1,7 @@
 // What the cache says about itself, and what people ask of it: JSON for the routes, text for /metrics, flush and removals.
 //
-// Thread safety: all functions may be called from any thread but the inference thread, for which flush and the removals wait.
+// Thread safety: all functions may be called from any thread, but flush and the removals not from the inference thread: they wait
+// for it.
 #pragma once
 
 #include "server/cache/cache_stores.h"

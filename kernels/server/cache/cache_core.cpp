@@ -98,6 +98,7 @@ int cache_core::choose(const std::vector<slot_candidate> & slots, const server_t
     if (task.id_slot != -1 || !is_cached_kind(task.type) || !task.cache) {
         return -1;
     }
+    const waited::timer  timed(times, wait_cause::lookup);
     const cache_ticket & ticket = *task.cache;
     int    similar = -1;
     int    empty   = -1;
@@ -127,7 +128,9 @@ int cache_core::choose(const std::vector<slot_candidate> & slots, const server_t
         if (n_common > most && static_cast<float>(n_common) > min_similarity * static_cast<float>(ticket.tokens.size())) {
             most    = n_common;
             similar = static_cast<int>(i);
-            sparing = 2 * n_common < offer.tokens.size() && ticket.target.match.n_tokens >= offer.reusable(ticket.tokens);
+            // While the reader has the ticket, what is found is not known.
+            sparing = !ticket.reading && 2 * n_common < offer.tokens.size() &&
+                      ticket.target.match.n_tokens >= offer.reusable(ticket.tokens);
         }
     }
     if (similar >= 0 && !(sparing && empty >= 0)) {
@@ -142,7 +145,8 @@ bool cache_core::prepare(const slot_view & slot, server_task & task) {
         task.cache = make_ticket(task, task.cache ? task.cache->scope.user : "");
     }
     const cache_ticket & ticket = *task.cache;
-    if (reader->put_off_again(ticket)) {
+    reader->note_reads(); // This comes before `reading` is looked at: see prompt_reader::deferred.
+    if (ticket.reading) {
         return false;
     }
     if (!ticket.is_looked_up() || ticket.removed || task.n_tokens() >= slot.n_ctx) {
@@ -156,7 +160,7 @@ bool cache_core::prepare(const slot_view & slot, server_task & task) {
 // restore
 //
 
-// How long a smaller copy takes says nothing about larger ones: bytes.
+// How long a copy of fewer bytes takes says nothing about larger ones.
 static constexpr uint64_t least_told_by = uint64_t(4) << 20;
 
 slot_offer cache_core::offer_of(const slot_view & slot) const {
@@ -229,7 +233,7 @@ void cache_core::replaced(const slot_view & slot) {
     board.offer_unnamed(slot.id, offer_of(slot));
 }
 
-// Of a request that has no prompt to keep, or whose user nobody knows: what a user left in the slot is not for it.
+// The request has no prompt to keep, or nobody knows its user: what a user left in the slot is not for it.
 cache_report cache_core::restore_unnamed(const slot_view & slot, server_prompt & prompt, const server_task & task) {
     if (board.scope(slot.id).user != nobody) {
         prompt.clear();
@@ -318,7 +322,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     return t.report;
 }
 
-// Where the prompt's messages begin.
+// Notes where the prompt's messages begin.
 void cache_core::note_messages(const server_task & task, turn & t) {
     t.n_static  = 0;
     t.last_user = 0;

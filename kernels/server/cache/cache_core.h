@@ -1,8 +1,9 @@
 // The cache while it is open: the order of a request. Behind state_cache.h, which says who calls what.
 //
 // What it works with has rooms of its own: the stores (cache_stores), what slots hold (slot_board), requests on their way to one
-// (prompt_reader, cache_ticket), status and removals (cache_admin). What is left is the inference thread's: the turn that each
-// slot is at.
+// (prompt_reader, cache_ticket), status and removals (cache_admin). What is left is the turn that each slot is at.
+//
+// Thread safety: arrive and admin may be called from any thread, the hooks from the inference thread.
 #pragma once
 
 #include "server/cache/adapter_scopes.h"
@@ -97,7 +98,7 @@ private:
 
     adapter_scopes                 scopes;
     speeds                         measured;
-    waited                         times;
+    mutable waited                 times;
     cache_stores                   stores;
     slot_board                     board;
     std::unique_ptr<prompt_reader> reader; // uses the stores; there once they are open

@@ -21,7 +21,7 @@ void cache_core::note_use(const slot_view & slot, turn & t) {
     }
 }
 
-// n_tokens: what the sequence holds.
+// Hands over what of the sequence's n_tokens is not stored yet.
 void cache_core::save(const slot_view & slot, turn & t, size_t n_tokens, bool complete, bool anchor_end) {
     sequence_turn now;
     now.scope      = board.scope(slot.id);
@@ -63,7 +63,7 @@ bool cache_core::anchor(const slot_view & slot, uint32_t n_tokens) {
     if (n_tokens == t.n_restored) {
         return true; // It has just come from there.
     }
-    // Where other prompts will want to go on: after the static prefix, before the last message, before the answer.
+    // Other prompts will want to go on after the static prefix, before the last message, or before the answer.
     static constexpr uint32_t near_end = 4;
     const bool pays = n_tokens == t.n_static || n_tokens == t.last_user ||
                       n_tokens + near_end >= static_cast<uint32_t>(slot.task->n_tokens());
@@ -74,7 +74,7 @@ bool cache_core::anchor(const slot_view & slot, uint32_t n_tokens) {
     return false;
 }
 
-// Tokens whose rows fill a segment.
+// The rows of so many tokens fill a segment. It is found out once.
 size_t cache_core::chunk_tokens(const slot_view & slot) {
     const kvtier::store_options & options = stores.target->store().options();
     const llama_pos               page    = static_cast<llama_pos>(options.page_size);

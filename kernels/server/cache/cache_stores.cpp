@@ -20,7 +20,7 @@ using kvtier::status;
 
 static constexpr uint64_t GiB = uint64_t(1) << 30;
 
-// The name of the backend that does the work, as far as it shows.
+// Names the backend that does the work, as far as it shows.
 static std::string backend_name() {
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
         ggml_backend_dev_t dev  = ggml_backend_dev_get(i);
@@ -65,7 +65,7 @@ static void warn_of_writers(const std::string & folder) {
     }
 }
 
-// A fifth of the disk's free space. What the cache itself takes counts as free: its share must not shrink from start to start.
+// A fifth of the disk's free space, and 64 GiB at most. What the cache itself takes counts as free: its share must not shrink from start to start.
 static status default_limit(const std::string & root_dir, uint64_t & out) {
     kvtier::env & env        = kvtier::posix_env();
     uint64_t      free_bytes = 0;
@@ -159,7 +159,7 @@ status cache_stores::open_one(const common_params & params, llama_context * ctx,
     return sequence_store::open(env, ctx, options, out);
 }
 
-// Conversations of other fingerprints: of this model with other settings, or of other models.
+// Notes the conversations of other fingerprints: of this model with other settings, or of other models.
 void cache_stores::look_elsewhere(const kvtier::key & fingerprint) {
     kvtier::env &            env = kvtier::posix_env();
     std::vector<kvtier::key> models;

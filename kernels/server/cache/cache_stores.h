@@ -1,7 +1,7 @@
 // The stores of a model and its draft model: which folder, how large, for which model.
 //
-// Thread safety: open belongs to the thread that loads the model; afterwards the members do not change, and the stores look
-// after themselves.
+// Thread safety: open and close belong to the thread that loads the model. In between the members do not change; the stores look
+// after themselves, and sequence_store.h says what of them belongs to the context's thread.
 #pragma once
 
 #include "kvtier/status.h"
@@ -31,7 +31,7 @@ struct cache_stores {
     // The same, and the contexts are not needed afterwards. Requests that still hold what they found keep the stores.
     void close();
 
-    // Those that there are.
+    // Gives those that there are.
     std::vector<sequence_store *> all();
 
 private:

@@ -1,6 +1,7 @@
 // A request on its way to a slot: what was found and read for it. It travels with its task.
 //
-// Whose it is at each time; nobody else touches it but for `reading` and `removed`:
+// Whose it is at each time; nobody else touches it but for `reading` and `removed`, and removals, which read scope and tokens:
+// these do not change once the ticket was expected (prompt_reader::expect).
 //
 //   arriving   the HTTP worker that made it      looked up, perhaps read, before its task is posted
 //   queued     its task, in the server's queue   untouched
@@ -94,7 +95,7 @@ public:
     // Whether there is a prompt to look up.
     bool is_looked_up() const { return miss != cache_miss::off && miss != cache_miss::media; }
 
-    std::shared_ptr<cache_core> core; // null while the cache was off; a match must not outlive its store
+    std::shared_ptr<cache_core> core; // null if the cache was off, and once it is placed; a match must not outlive its store
     sequence_scope              scope;
     std::vector<kvtier::token>  tokens;
     stored_part                 target;

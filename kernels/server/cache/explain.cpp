@@ -49,10 +49,10 @@ cache_report report_of(const cache_ticket & ticket, const slot_offer & offer, si
     return report;
 }
 
-// Bytes of text that are told on each side of where prompts part.
+// So many bytes of text are told on each side of where prompts part.
 static constexpr size_t n_told = 64;
 
-// The text of tokens [begin, end), without control characters.
+// Gives the text of tokens [begin, end), without control characters.
 static std::string text_of(const llama_context * ctx, const std::vector<kvtier::token> & tokens, size_t begin, size_t end) {
     std::string out;
     for (size_t i = begin; i < end; i++) {

@@ -12,14 +12,14 @@ namespace llama_run {
 
 using kvtier::status;
 
-// Chosen so that a measurement's noise cannot turn a short restore into a short evaluation and back.
+// A measurement's noise must not turn a short restore into a short evaluation and back.
 static constexpr double recompute_margin_ms = 50;
 
-// How long a request waits for the writer at most, and before any prompt has shown how fast they are evaluated.
+// A request waits so long for the writer at most; and so long before any prompt has shown how fast they are evaluated.
 static constexpr double max_wait_ms     = 2000;
 static constexpr double unknown_wait_ms = 200;
 
-// What of a restore may be left to read when its request goes to the inference thread, by estimate.
+// So much of a restore may be left to read, by estimate, when its request goes to the inference thread.
 static constexpr double max_left_ms        = 200;
 static constexpr double unknown_copy_speed = 8e9; // bytes per second, before the first one
 
@@ -79,7 +79,7 @@ void prompt_reader::look(cache_ticket & ticket) const {
     }
 }
 
-// What the writer still has for this prompt, beyond what was found and what the slot holds. A prompt waits once.
+// Tells what the writer still has for this prompt, beyond what was found and what the slot holds. A prompt waits once.
 kvtier::writer::promise prompt_reader::promised(const cache_ticket & ticket, size_t n_in_slot) const {
     if (ticket.has_waited || ticket.tokens.size() < 2) {
         return {};
@@ -178,11 +178,6 @@ void prompt_reader::read(cache_ticket & ticket) {
     ticket.read_ms += watch.ms();
 }
 
-bool prompt_reader::put_off_again(const cache_ticket & ticket) {
-    n_seen = n_done; // This comes before `reading` is looked at: see deferred.
-    return ticket.reading;
-}
-
 bool prompt_reader::prepare(const std::shared_ptr<cache_ticket> & ticket, size_t n_in_slot) {
     if (ticket->target.n_tokens() > n_in_slot) {
         return true;
@@ -248,7 +243,7 @@ void prompt_reader::run() {
     }
 }
 
-// A read that ended between put_off_again or prepare and now found no request to offer again.
+// A read that ended between note_reads and now found no request to offer again.
 void prompt_reader::deferred() {
     if (n_done != n_seen) {
         n_seen = n_done;

@@ -4,8 +4,8 @@
 // read, the request is put off: its task goes back to the line, the reader's thread reads for it, and then offers the whole
 // line again. cache_ticket.h says whose a ticket is at each moment.
 //
-// Thread safety: arrive and remove may be called from any thread; put_off_again, prepare and deferred belong to the
-// inference thread.
+// Thread safety: expect, arrive and remove may be called from any thread; note_reads, prepare and deferred belong to the inference
+// thread; stop to whoever closes the cache.
 #pragma once
 
 #include "server/cache/cache_stores.h"
@@ -40,8 +40,8 @@ public:
     // Looks the prompt up and reads what is worth it. n_in_slot: tokens that an idle slot could give.
     void arrive(cache_ticket & ticket, size_t n_in_slot);
 
-    // The request has come up in the line. True: it is still being read for, and must not be touched.
-    bool put_off_again(const cache_ticket & ticket);
+    // A request has come up in the line, and it is about to be seen whether it is still being read for.
+    void note_reads() { n_seen = n_done; }
 
     // True: all is read that is worth it, the request may begin in the slot that gives n_in_slot tokens. False: the request is put
     // off until the reader's thread offers it again.
@@ -85,7 +85,7 @@ private:
     std::deque<pending_read> reads GUARDED_BY(mu);
     bool                     stopping GUARDED_BY(mu) = false;
     std::atomic<uint64_t>    n_done{ 0 }; // reads
-    uint64_t                 n_seen = 0;  // of them, by put_off_again and deferred; inference thread only
+    uint64_t                 n_seen = 0;  // of them, by note_reads and deferred; inference thread only
     std::thread              thread;
 };
 

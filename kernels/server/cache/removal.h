@@ -15,7 +15,7 @@ namespace llama_run {
 // that a client can have.
 inline constexpr const char * nobody = "\n";
 
-// All of a user, or one conversation.
+// It is all of a user, or one conversation.
 struct removal {
     std::string user;
     bool        everything = false;

@@ -26,7 +26,8 @@ size_t slot_board::best_offer(const sequence_scope & scope, const std::vector<kv
     return best;
 }
 
-bool slot_board::take(int id, const sequence_scope & scope, std::vector<kvtier::token> naming, bool removed) {
+bool slot_board::take(int id, const sequence_scope & scope, std::vector<kvtier::token> naming,
+                      const std::atomic<bool> & removed) {
     kvtier::mutex_lock guard(mu);
     const bool was_removed = at(id).removed;
     entry      now;

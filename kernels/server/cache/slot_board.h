@@ -3,11 +3,11 @@
 // The inference thread writes what its slots hold; HTTP workers read what an idle one could give to a prompt, and removals mark
 // what must be forgotten. Between both stands one mutex, held for moments.
 //
-// A slot's state after a removal: the mark stays until the next request takes the slot, which clears what it held. Until then
-// nothing of it is offered or saved.
+// A slot's state after a removal: the mark stays until the next request with a ticket takes the slot, which clears what it held.
+// Until then nothing of it is offered or saved.
 //
-// Thread safety: all functions may be called from any thread; take, disown, offer and the handing over belong to the inference
-// thread.
+// Thread safety: questions, remove and wait_until_handed_over may be called from any thread; whatever says what a slot holds
+// belongs to the inference thread.
 #pragma once
 
 #include "server/cache/removal.h"
@@ -16,6 +16,7 @@
 #include "kvtier/thread_annotations.h"
 #include "llama/sequence_store.h"
 
+#include <atomic>
 #include <cstddef>
 #include <vector>
 
@@ -31,12 +32,13 @@ public:
     // Whether what it holds was removed on request.
     bool is_removed(int id) const;
 
-    // The most that an idle slot of this scope could give to a prompt without the store: tokens.
+    // How many tokens of a prompt the best idle slot of this scope could give without the store.
     size_t best_offer(const sequence_scope & scope, const std::vector<kvtier::token> & prompt) const;
 
-    // A request begins in the slot: from now on a removal finds it here. removed: one has found it while it waited. Gives
-    // whether what the slot has held was removed.
-    bool take(int id, const sequence_scope & scope, std::vector<kvtier::token> naming, bool removed);
+    // A request begins in the slot: from now on a removal finds it here. removed: whether one has found it while it waited; it is
+    // read under the lock, because a removal marks the requests that wait before it looks at the slots. Gives whether what the
+    // slot has held was removed.
+    bool take(int id, const sequence_scope & scope, std::vector<kvtier::token> naming, const std::atomic<bool> & removed);
 
     // A request without a ticket begins in the slot.
     void disown(int id);
@@ -44,10 +46,11 @@ public:
     // The slot is idle and holds this.
     void offer(int id, slot_offer held);
 
-    // The same where somebody else put it there: state from upstream's files, which name no user.
+    // The slot is idle and holds state from upstream's files, which name no user.
     void offer_unnamed(int id, slot_offer held);
 
-    // The client may have its answer while the store does not have its state yet. It ends with end_hand_over or offer.
+    // The client may have its answer while the store does not have its state yet. It ends with end_hand_over, or when the slot
+    // is offered or taken.
     void begin_hand_over(int id);
     void end_hand_over(int id);
     void wait_until_handed_over();
