@@ -49,6 +49,7 @@ class Root(click.Group):
     LATER: ClassVar = {
         "cache": ("pyrun.cli.cache", "cache_group"),
         "memory": ("pyrun.cli.memory", "memory_group"),
+        "tools": ("pyrun.cli.tools", "tools_group"),
     }
 
     def list_commands(self, context: click.Context) -> list[str]:
