@@ -40,6 +40,7 @@ class Bench:
         values: dict[str, Any] = {
             "root": self.work,
             "memory": self.folder / "memory",
+            "memory_limit": 10**9,
             "logs": self.folder / "logs",
             "user": "",
             "allow": allow,

@@ -17,6 +17,7 @@ from pyrun import console
 from pyrun.errors import UserError
 from pyrun.home import find_home
 from pyrun.memory.intake import take_in
+from pyrun.memory.limit import memory_limit
 from pyrun.memory.recall import UserMemory
 from pyrun.memory.repair import check, repair
 from pyrun.memory.spool import DAMAGED
@@ -238,7 +239,8 @@ def _repair(place: Path) -> None:
 @contextmanager
 def _opened(folder: Path | None) -> Iterator[Memory]:
     """With what lies in the spool taken in."""
-    with Memory(folder or find_home().memory) as memory:
+    home = find_home()
+    with Memory(folder or home.memory, memory_limit(home.settings)) as memory:
         taken = take_in(memory)
         if taken.n_damaged:
             console.say(f"warning: {taken.n_damaged} damaged files were set aside in {memory.spool / DAMAGED}")

@@ -17,8 +17,9 @@ MAX_TEXT = 4_000
 
 
 class MemoryTools:
-    def __init__(self, folder: Path, user: str) -> None:
+    def __init__(self, folder: Path, limit: int, user: str) -> None:
         self.folder = folder
+        self.limit = limit
         self.user = user
 
     def tools(self) -> list[Tool]:
@@ -52,7 +53,7 @@ class MemoryTools:
     @contextmanager
     def _own(self) -> Iterator[UserMemory]:
         """Opened for each call: calls come from several threads."""
-        with Memory(self.folder) as memory:
+        with Memory(self.folder, self.limit) as memory:
             take_in(memory)
             yield UserMemory(memory, self.user)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyrun.errors import UserError
 from pyrun.home import Home
+from pyrun.memory.limit import memory_limit
 from pyrun.providers.known import Provider, load_providers
 from pyrun.settings import read_table, take
 
@@ -28,6 +29,7 @@ class IncludedServer:
 class Setup:
     root: Path
     memory: Path
+    memory_limit: int  # bytes
     logs: Path
     user: str
     allow: tuple[str, ...]
@@ -58,6 +60,7 @@ def load_setup(
     return Setup(
         root=root or (home.root / named if named else Path.cwd()),
         memory=folder,
+        memory_limit=memory_limit(home.settings),
         logs=home.logs,
         user=user if user is not None else take(table, "user", str, where, ""),
         allow=(*(str(rule) for rule in told), *allow),

@@ -52,7 +52,7 @@ class Toolbox:
             *(CommandTool(root).tools() if setup.commands else []),
             *HttpTools(self.rules).tools(),
             *json_tools(),
-            *MemoryTools(setup.memory, setup.user).tools(),
+            *MemoryTools(setup.memory, setup.memory_limit, setup.user).tools(),
             *ask_tools(setup.providers),
             *ResourceTools(setup.include).tools(),
         ]

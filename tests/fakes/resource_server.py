@@ -9,11 +9,9 @@ from typing import Any
 TEXT = {"uri": "note://one", "text": "the note"}
 IMAGE = {"uri": "note://image", "mimeType": "image/png", "blob": "AAAA"}
 LISTED = [{"name": "note", "uri": "note://one"}, {"name": "image", "uri": "note://image"}]
-SERVER = {
-    "protocolVersion": "2024-11-05",
-    "capabilities": {"resources": {}},
-    "serverInfo": {"name": "n", "version": "1"},
-}
+NAME = {"name": "notes", "version": "1"}
+SERVER = {"protocolVersion": "2024-11-05", "capabilities": {"resources": {}}, "serverInfo": NAME}
+UNKNOWN = {"code": -32601, "message": "there is no such thing"}
 
 
 def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pyrun.cli.memory import memory_group
 from pyrun.errors import UserError
 from pyrun.memory.intake import take_in
+from pyrun.memory.limit import memory_limit
 from pyrun.memory.recall import UserMemory
 from pyrun.memory.repair import check, repair
 from pyrun.memory.schema import MIGRATIONS, migrate, version_of, words_table
@@ -207,6 +208,20 @@ def test_the_limit_is_kept_and_the_oldest_messages_go_first(tmp_path: Path) -> N
         assert f"{0:016x}" not in kept
         assert [fact.answer for fact in own.facts()] == ["for ever"]
         assert check(memory) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [("", 10**10), ('[memory]\nlimit = "20G"', 2 * 10**10), ('[memory]\nlimit = "5 MB"', None)],
+)
+def test_the_limit_is_a_setting(settings: str, expected: int | None, tmp_path: Path) -> None:
+    file = tmp_path / "llama-run.toml"
+    file.write_text(settings)
+    if expected is None:
+        with pytest.raises(UserError, match="no limit"):
+            memory_limit(file)
+    else:
+        assert memory_limit(file) == expected
 
 
 def test_a_damaged_index_is_seen_and_made_anew(memory: Memory) -> None:
