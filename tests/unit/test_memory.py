@@ -212,7 +212,7 @@ def test_the_limit_is_kept_and_the_oldest_messages_go_first(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [("", 10**10), ('[memory]\nlimit = "20G"', 2 * 10**10), ('[memory]\nlimit = "5 MB"', None)],
+    [("", 10**10), ('[memory]\nlimit = "20 GB"', 2 * 10**10), ('[memory]\nlimit = "5"', None)],
 )
 def test_the_limit_is_a_setting(settings: str, expected: int | None, tmp_path: Path) -> None:
     file = tmp_path / "llama-run.toml"
