@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -215,12 +215,15 @@ def key_of_user(user: str) -> str:
 
 def _open(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # SQLite gives its other files the mode of this one.
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    os.close(handle)
+    # SQLite gives its other files the mode of this one. A file that is there must not be opened by us: closing it would
+    # take the locks that SQLite holds on it for other threads.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    is_new = path.stat().st_size == 0
     database = sqlite3.connect(path, timeout=60, isolation_level=None)
     try:
-        database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts before the first table only
+        if is_new:  # it counts before the first table only, and writes to the disk every time
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
         database.execute("PRAGMA journal_mode = WAL").fetchall()
         database.execute("PRAGMA synchronous = FULL")  # a spool file goes once its messages are here
         database.execute("PRAGMA secure_delete = ON")  # what is forgotten should be gone

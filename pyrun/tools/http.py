@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from pyrun.tools.rules import Address, Rules
 from pyrun.tools.tool import Call, Tool, ToolError, number, text
@@ -34,6 +34,7 @@ OWN_HEADERS = (
     "te",
 )
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
+PATH_SIGNS = "%/:?#[]@!$&'()*+,;=~"  # all that have a meaning, and what is quoted already
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 
 Resolve = Callable[[str, int], list[str]]
@@ -110,7 +111,7 @@ class HttpTools:
         host, port = _host_and_port(url)
         address = self._checked_address(host, port)
         connection = _Connection(host, port, address, url.scheme == "https", deadline)
-        path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+        path = quote(url.path or "/", safe=PATH_SIGNS) + (f"?{quote(url.query, safe=PATH_SIGNS)}" if url.query else "")
         try:
             connection.request(method, path, body=body, headers={"Accept-Encoding": "identity", **headers})
             with connection.getresponse() as response:
@@ -130,8 +131,8 @@ class HttpTools:
         """An address of the host; if one of them is private, none is taken."""
         try:
             found = self.resolve(host, port)
-        except OSError as error:
-            raise ToolError(f"{host} has no address: {error.strerror or error}") from error
+        except (OSError, UnicodeError) as error:
+            raise ToolError(f"{host[:200]} has no address: {error}") from error
         if not found:
             raise ToolError(f"{host} has no address")
         for text_ in found:
@@ -202,6 +203,8 @@ class _Connection(http.client.HTTPConnection):
 
 
 def _parsed(url: str) -> SplitResult:
+    if re.search(r"[\x00-\x1f\x7f]", url):
+        raise ToolError("an address has no line ends or the like in it")
     try:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https"):

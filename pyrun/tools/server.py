@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 from anyio import to_thread
+from mcp import MCPError
 from mcp.server import Server
 from mcp.server.context import ServerRequestContext
 from mcp.server.stdio import stdio_server
@@ -82,6 +83,8 @@ class ToolServer:
             return _answer(await self._made(pending))
         except ToolError as error:
             return _answer(str(error), is_error=True)
+        except OSError as error:
+            return _answer(f"the call was not made: {self.box.audit.path} cannot be written: {error}", is_error=True)
 
     async def _made(self, pending: Pending) -> str:
         try:
@@ -102,7 +105,10 @@ class ToolServer:
             if said is None:
                 return self._question(pending)
         else:
-            said = await context.session.elicit_form(pending.question, CONSENT, context.request_id)
+            try:
+                said = await context.session.elicit_form(pending.question, CONSENT, context.request_id)
+            except MCPError as error:
+                raise self.box.refuse(pending, f"the client could not ask the person: {error}") from error
         if said.action != "accept" or (said.content or {}).get("allow") is not True:
             raise self.box.refuse(pending, "the person did not allow it")
         return None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +29,16 @@ from pyrun.memory.store import Entry, Memory, key_of_user
 from pyrun.memory.transfer import export_lines, import_lines
 
 DAY = 86_400_000
+
+BESIDE = """
+import sys
+from pathlib import Path
+from pyrun.memory.recall import UserMemory
+from pyrun.memory.store import Memory
+for number in range(10):
+    with Memory(Path(sys.argv[1])) as memory:
+        UserMemory(memory, "").store(f"question {number}", "answer")
+"""
 TALK = "00000000000000aa"
 
 NASTY = [
@@ -222,6 +235,36 @@ def test_the_limit_is_a_setting(settings: str, expected: int | None, tmp_path: P
             memory_limit(file)
     else:
         assert memory_limit(file) == expected
+
+
+def test_several_threads_and_programs_use_it_at_once(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(8):
+                with Memory(tmp_path) as memory:
+                    write_spool(
+                        memory.spool, key_of_user(""), TALK, [Record(turn, {"content": f"{number} says {turn}"})]
+                    )
+                    take_in(memory)
+                    own = UserMemory(memory, "")
+                    own.set_fact(f"fact {number}", f"value {turn}")
+                    assert own.search(f"says {turn}") != []
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    beside_us = subprocess.run([sys.executable, "-c", BESIDE, str(tmp_path)], cwd=ROOT)
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert beside_us.returncode == 0
+    with Memory(tmp_path) as memory:
+        assert UserMemory(memory, "").counts() == {"message": 32, "pair": 10, "fact": 4}
+        assert check(memory) == []
 
 
 def test_a_damaged_index_is_seen_and_made_anew(memory: Memory) -> None:

@@ -319,6 +319,8 @@ def test_commands_are_off_unless_they_are_asked_for(bench: Bench) -> None:
         "http://127.0.0.1:99999/",
         "//127.0.0.1:{port}/",
         "127.0.0.1:{port}",
+        "http://a..b/",
+        "http://{{}}/",
     ],
 )
 def test_private_addresses_and_other_languages_are_refused(url: str, bench: Bench, web: ThreadingHTTPServer) -> None:

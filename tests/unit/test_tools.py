@@ -99,7 +99,7 @@ def test_a_command_tells_its_code_and_output(bench: Bench) -> None:
 
 def test_http_speaks_all_four_methods(bench: Bench, web: ThreadingHTTPServer) -> None:
     box = bench.box(f"address:127.0.0.1:{web.server_port}")
-    url = f"http://127.0.0.1:{web.server_port}/echo?a=b"
+    url = f"http://127.0.0.1:{web.server_port}/echo?a=b&c=ü d%20e"
     for method, body in (("GET", None), ("POST", "sent ü"), ("PUT", "put"), ("DELETE", None)):
         arguments: dict[str, Any] = {"url": url, "headers": {"X-Mark": "seen"}, **({"body": body} if body else {})}
         result = call(box, f"http_{method.lower()}", **arguments)
@@ -107,7 +107,7 @@ def test_http_speaks_all_four_methods(bench: Bench, web: ThreadingHTTPServer) ->
         assert f"{url}\n200 OK\n" in head
         answer = json.loads(told)
         assert (answer["method"], answer["body"], answer["mark"]) == (method, body or "", "seen")
-        assert answer["path"] == "/echo?a=b"
+        assert answer["path"] == "/echo?a=b&c=%C3%BC%20d%20e"
 
 
 @pytest.mark.parametrize(
