@@ -95,6 +95,18 @@ TEST(the_next_cut_is_known_before_it_comes) {
     CHECK(equal(cut_history(h, thousand()).kept, { { 0, 1 }, { 19, 32 } }));
 }
 
+TEST(a_cut_that_would_leave_much_is_not_settled_before_a_better_one_comes) {
+    std::vector<message> h = { says(role::user, 10), says(role::assistant, 40), says(role::user, 10),
+                               says(role::assistant, 720) };
+    CHECK(cut_history(h, thousand()).ahead.empty()); // dropping the first exchange would leave 730
+    h.push_back(says(role::user, 20));
+    CHECK(equal(cut_history(h, thousand()).ahead, { { 4, 5 } }));
+    h.push_back(says(role::assistant, 60));
+    const cut c = cut_history(h, thousand());
+    CHECK(equal(c.kept, { { 4, 6 } }));
+    CHECK(c.n_cuts == 1);
+}
+
 TEST(the_note_counts_once_something_was_left_out) {
     limits l        = thousand();
     l.n_note_tokens = 30;
