@@ -8,7 +8,8 @@
 // time from then on to evaluate what will stay, before anybody waits for it.
 //
 // The walk looks only backwards. So the same history gives the same cut, a longer one never brings back what was dropped,
-// and between two cuts what is kept only grows at its end: the prefix that a cache knows stays the same.
+// and between two cuts what is kept only grows at its end: the prefix that a cache knows stays the same. All this holds as
+// long as limits and token counts stay the same from call to call: room for the answer, say, must not follow the request.
 #pragma once
 
 #include <cstddef>

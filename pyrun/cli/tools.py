@@ -94,7 +94,7 @@ def call_command(box: Toolbox, name: str, arguments: str) -> None:
         if pending.needs_consent:
             if not console.is_interactive():
                 raise box.refuse(pending, f"{name} has to be allowed: --allow {name}")
-            if not click.confirm(console.printable(pending.question.replace("\n", " ")), default=False, err=True):
+            if not click.confirm(f"{pending.question}\n", default=False, err=True):
                 raise box.refuse(pending, "it was not allowed")
         click.echo(box.make(pending))
     except ToolError as error:

@@ -194,11 +194,7 @@ class UserMemory:
     def forget_all(self) -> int:
         return self._forget("1", ())
 
-    # Shared by the above, and by export and import
-
-    def all_entries(self) -> list[Entry]:
-        with self.memory.reading():
-            return self._entries("user = ? ORDER BY id", (self._user(),))
+    # Shared by the above
 
     def _user(self) -> int:
         return self.memory.find_user(self.key) or 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from pyrun.errors import UserError
 from pyrun.memory.schema import words_table
 from pyrun.memory.store import COLUMNS, FILE, Entry, Memory
 
+AT_ONCE = 1024
 MAX_FAILURES = 20_000  # reads that fail, before the rest is given up
 OTHERS = ("-wal", "-shm")
 
@@ -86,30 +88,28 @@ def _salvage(broken: Path, folder: Path) -> int:
         try:
             users = dict(old.execute("SELECT id, key FROM users").fetchall())
             last = old.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()[0]
-            rows = _readable(old, 0, int(last) + 1)
         except (sqlite3.DatabaseError, TypeError):
             return 0  # not even the names of its tables can be read
-        with memory.writing():
-            for *values, user, key in rows:
-                if user in users and isinstance(key, bytes):
-                    owner = memory.ensure_user(users[user])
-                    n_saved += memory.insert(owner, Entry(*values), key)
+        for rows in _readable(old, int(last)):
+            with memory.writing():
+                for *values, user, key in rows:
+                    if user in users and isinstance(key, bytes):
+                        n_saved += memory.insert(memory.ensure_user(users[user]), Entry(*values), key)
     return n_saved
 
 
-def _readable(old: sqlite3.Connection, begin: int, end: int) -> list[tuple[Any, ...]]:
-    """The rows that can be read: where a range fails, its halves are tried."""
-    found: list[tuple[Any, ...]] = []
+def _readable(old: sqlite3.Connection, last: int) -> Iterator[list[tuple[Any, ...]]]:
+    """The rows that can be read: where a range of them fails, its halves are tried."""
+    query = f"SELECT {COLUMNS}, user, key FROM entries NOT INDEXED WHERE id >= ? AND id < ?"
     failures = 0
-    ranges = [(begin, end)]
-    while ranges and failures < MAX_FAILURES:
-        first, last = ranges.pop()
-        try:
-            query = f"SELECT {COLUMNS}, user, key FROM entries NOT INDEXED WHERE id >= ? AND id < ?"
-            found += old.execute(query, (first, last)).fetchall()
-        except sqlite3.DatabaseError:
-            failures += 1
-            if last - first > 1:
-                middle = (first + last) // 2
-                ranges += [(middle, last), (first, middle)]
-    return found
+    for start in range(0, last + 1, AT_ONCE):
+        ranges = [(start, start + AT_ONCE)]
+        while ranges and failures < MAX_FAILURES:
+            begin, end = ranges.pop()
+            try:
+                yield old.execute(query, (begin, end)).fetchall()
+            except sqlite3.DatabaseError:
+                failures += 1
+                if end - begin > 1:
+                    middle = (begin + end) // 2
+                    ranges += [(middle, end), (begin, middle)]

@@ -10,7 +10,7 @@ from typing import Any
 from pyrun.errors import UserError
 from pyrun.memory.query import clean
 from pyrun.memory.recall import UserMemory, entry_key
-from pyrun.memory.store import Entry
+from pyrun.memory.store import COLUMNS, Entry
 
 HEADER = {"llama_run_memory": 1}
 KINDS = ("message", "pair", "fact")
@@ -24,10 +24,20 @@ class Imported:
 
 def export_lines(user: UserMemory) -> Iterator[str]:
     yield json.dumps(HEADER)
-    for entry in user.all_entries():
-        fields = {name: value for name, value in asdict(entry).items() if name != "id" and value not in ("", 0)}
-        key = user.memory.database.execute("SELECT key FROM entries WHERE id = ?", (entry.id,)).fetchone()
-        yield json.dumps({**fields, "key": key[0].hex()}, ensure_ascii=False)
+    last = 0
+    while rows := _page(user, last):
+        for *values, key in rows:
+            entry = Entry(*values)
+            last = entry.id
+            fields = {name: value for name, value in asdict(entry).items() if name != "id" and value not in ("", 0)}
+            yield json.dumps({**fields, "key": key.hex()}, ensure_ascii=False)
+
+
+def _page(user: UserMemory, after: int) -> list[tuple[Any, ...]]:
+    with user.memory.reading() as database:
+        owner = user.memory.find_user(user.key)
+        query = f"SELECT {COLUMNS}, key FROM entries WHERE user = ? AND id > ? ORDER BY id LIMIT 500"
+        return database.execute(query, (owner, after)).fetchall()
 
 
 def import_lines(user: UserMemory, lines: Iterable[str]) -> Imported:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 
+from pyrun.console import printable
 from pyrun.errors import UserError
 from pyrun.tools.ask_tools import ask_tools
 from pyrun.tools.audit import Audit
@@ -23,7 +24,7 @@ from pyrun.tools.rules import read_rules
 from pyrun.tools.setup import Setup
 from pyrun.tools.tool import Call, Tool, ToolError, shortened
 
-MAX_SHOWN = 1_500  # of what a person is asked about
+MAX_SHOWN = 1_500  # characters of an argument, where a person is asked
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class Pending:
 
     @property
     def question(self) -> str:
+        """What a person is shown. Nothing in it can pass for our own words, and what is cut is told."""
         details = {name: value for name, value in self.call.arguments.items() if name != self.tool.subject}
-        shown = "".join(f"\n{name}: {_plain(value)}" for name, value in details.items())
-        return f"Allow {self.tool.name}: {self.subject}{shown}"[:MAX_SHOWN]
+        shown = "".join(f"\n{name}:{_quoted(value)}" for name, value in details.items())
+        return f"Allow {self.tool.name}? It concerns:{_quoted(self.subject)}{shown}"
 
 
 class Toolbox:
@@ -106,5 +108,8 @@ def _told(error: Exception) -> str:
     return str(error.strerror or error) if isinstance(error, OSError) else str(error)
 
 
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _quoted(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    lines = text[:MAX_SHOWN].splitlines() or [""]
+    more = f"\n  (and {len(text) - MAX_SHOWN:,} more characters)" if len(text) > MAX_SHOWN else ""
+    return "".join(f"\n  | {printable(line)}" for line in lines) + more

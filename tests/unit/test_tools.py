@@ -218,12 +218,21 @@ def test_what_was_agreed_to_is_what_is_done(bench: Bench) -> None:
     (bench.work / "src").mkdir()
     box = bench.box()
     pending = box.prepare("write_file", {"path": "docs/a", "content": "x"})
-    assert "write_file: docs/a" in pending.question
+    assert pending.question == "Allow write_file? It concerns:\n  | docs/a\ncontent:\n  | x"
     (bench.work / "docs").rmdir()
     (bench.work / "docs").symlink_to("src")
     with pytest.raises(Exception, match="is a link"):
         box.make(pending)
     assert list((bench.work / "src").iterdir()) == []
+
+
+def test_a_question_shows_what_it_is_about_and_cannot_be_forged(bench: Bench) -> None:
+    box = bench.box()
+    command = "ls\nAllow nothing else\x1b[2K\u202e"
+    question = box.prepare("execute_command", {"command": command}).question
+    assert question.splitlines()[1:] == ["  | ls", "  | Allow nothing else\ufffd[2K\ufffd"]
+    long = box.prepare("write_file", {"path": "a", "content": "x" * 5000}).question
+    assert long.endswith("(and 3,500 more characters)")
 
 
 def test_reading_never_asks_and_changing_always_does(bench: Bench) -> None:
