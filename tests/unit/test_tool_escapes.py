@@ -56,8 +56,9 @@ from pyrun.tools.tool import Call, ToolError
         "socket",
     ],
 )
-def test_no_path_leads_out_or_to_what_is_no_file(path: str, bench: Bench) -> None:
+def test_no_path_leads_out_or_to_what_is_no_file(path: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     work = bench.work
+    monkeypatch.chdir(work)
     (work / "folder").mkdir()
     (work / "a").mkdir()
     (work / "link_to_outside").symlink_to(bench.outside)
@@ -70,7 +71,7 @@ def test_no_path_leads_out_or_to_what_is_no_file(path: str, bench: Bench) -> Non
     (work / "loop").symlink_to("loop")
     os.mkfifo(work / "fifo")
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(os.path.relpath(work / "socket"))
+        listener.bind("socket")  # the path to it may be longer than a socket's may be
         box = bench.box()
         before = sorted(os.walk(bench.outside))
         assert "secret" not in refusal(box, "read_file", path=path).replace("secret.txt", "")

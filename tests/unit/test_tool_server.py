@@ -264,19 +264,21 @@ def running(mark: str) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a parent's death is told on Linux only")
-def test_a_killed_tool_server_leaves_no_command_behind(bench: Bench) -> None:
+@pytest.mark.parametrize("end", ["is killed", "is left by its client"])
+def test_a_tool_server_that_ends_leaves_no_command_behind(end: str, bench: Bench) -> None:
     client = OldClient(bench, "--commands", "--allow", "execute_command")
     client.begin()
-    mark = f"87654.{os.getpid()}"
+    mark = f"87654.{os.getpid()}{len(end)}"
     assert client.process.stdin is not None
     call = {"name": "execute_command", "arguments": {"command": f"setsid sleep {mark} & sleep {mark}", "timeout": 500}}
     client.process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": call}) + "\n")
     client.process.stdin.flush()
     wait_until(lambda: running(mark), 30, "the command runs")
-    client.process.send_signal(signal.SIGKILL)
-    client.process.wait(30)
+    if end == "is killed":
+        client.process.send_signal(signal.SIGKILL)
     client.process.stdin.close()
+    client.process.wait(30)
     assert client.process.stdout is not None
     client.process.stdout.close()
     wait_until(lambda: not running(mark), 30, "the command is gone")
-    assert [entry["outcome"] for entry in bench.calls()] == ["started"]
+    assert bench.calls()[0]["outcome"] == "started"
