@@ -49,15 +49,17 @@ def tools_group(
     try:
         from pyrun.tools.setup import load_setup
         from pyrun.tools.toolbox import Toolbox
+
+        if context.invoked_subcommand is None:
+            from pyrun.tools.server import serve
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "anyio", "jsonschema", "referencing"):
             raise
         raise UserError(f"the package {error.name} is not installed", INSTALL) from error
-    setup = load_setup(find_home(), os.environ, root=root, memory=memory, user=user, allow=allow, commands=commands)
-    context.obj = Toolbox(setup)
+    context.obj = Toolbox(
+        load_setup(find_home(), os.environ, root=root, memory=memory, user=user, allow=allow, commands=commands)
+    )
     if context.invoked_subcommand is None:
-        from pyrun.tools.server import serve
-
         serve(context.obj)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -162,6 +163,21 @@ def raw_line(text: bytes) -> bytes:
 
 def line(entry: object) -> bytes:
     return raw_line(json.dumps(entry).encode())
+
+
+def test_the_example_of_the_page_is_a_file(tmp_path: Path) -> None:
+    """docs/formats.md, from which another writer is made."""
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    example = re.search(r"```\n([0-9a-f]{32} \{\"spool\".*?)```", page, re.DOTALL)
+    assert example
+    path = tmp_path / "spool" / ("0" * 32) / f"{TALK}-1794814764966-0123456789abcdef.spool"
+    path.parent.mkdir(parents=True)
+    path.write_text(example[1], encoding="utf-8")
+    assert taken_in(tmp_path) == Taken(n_new=2)
+    assert [(e.seq, e.role, e.text, e.at) for e in archived(tmp_path, "")] == [
+        (4, "user", "My bicycle is called Rosinante.", 1794814764966),
+        (5, "assistant", "A fine name.", 1794814764966),
+    ]
 
 
 HEADER = {"spool": 1, "user": ALICE, "conversation": TALK, "created": 1, "n": 2}

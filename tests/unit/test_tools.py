@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -433,3 +434,11 @@ def test_tools_are_listed_and_called_from_the_command_line(bench: Bench, monkeyp
     assert (bench.work / "a").read_text() == "x"
     for wrong in ("{", "[]", '{"path": 5}'):
         assert isinstance(run(bench, monkeypatch, "call", "read_file", wrong).exception, UserError)
+
+
+def test_without_its_packages_it_says_how_to_install_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    monkeypatch.delitem(sys.modules, "pyrun.tools.toolbox")
+    refused = run(bench, monkeypatch, "list").exception
+    assert isinstance(refused, UserError)
+    assert "LLAMA_RUN_EXTRAS=tools" in (refused.hint or "")
