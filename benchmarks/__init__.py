@@ -1,1 +1,1 @@
-"""Measurements of llama-run against what people would use instead."""
+"""Measures llama-run against what people would use instead."""

@@ -1,4 +1,4 @@
-"""What a scenario works with: one model on one backend, its peers, and the folder for what is found out."""
+"""Holds what a scenario works with: one model on one backend, its peers, and the folder for what is found out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from benchmarks import interrupt
 from benchmarks.limits import forget
 from benchmarks.peers import Answer, Message, Peer, PeerError, Remote, Server, SlotServer
 from benchmarks.progress import RunProgress
-from benchmarks.results import Result, Room, is_url
+from benchmarks.records import Limits, Result, Row, SpeedName
+from benchmarks.results import Room, is_url
 from benchmarks.stats import common_prefix
 from benchmarks.text import words
 from pyrun.models.facts import ModelFacts
@@ -25,10 +26,10 @@ UPSTREAM = "upstream"
 SLOTS = "slots"
 
 SIZES = {"small": 1100, "medium": 5200, "large": 15500}
-# Between the sizes of a prompt and of its context: the template, and what estimates are off by.
+# A context is this much larger than its prompt: the template needs room, and estimates are off by some.
 ROOM_TOKENS = 192
 CALIBRATION_WORDS = 600
-# Why a model that goes on at anchors may evaluate more than is new; that nothing is stored is no such reason.
+# For these reasons a model that goes on at anchors may evaluate more than is new. An empty store is none of them.
 ANCHOR_MISSES = ("no_anchor", "parted", "new_tokens")
 # Anchors lie up to 4 tokens before a prompt's end, or before the words that a template puts in front of a message.
 ANCHOR_SLACK = 16
@@ -40,12 +41,12 @@ class Options:
     """What the user asked for."""
 
     sizes: tuple[str, ...] = tuple(SIZES)
-    tokens: int | None = None  # of an answer; None: as many as the scenario is made for
+    tokens: int | None = None  # an answer has so many; with None, as many as the scenario is made for
     repeat: int = 3
     ctx: int | None = None
     peers: tuple[str, ...] = ()
-    flags: tuple[str, ...] = ()  # for every llama-server
-    prefix: int | None = None  # tokens of the static prefix of an agent or a fleet
+    flags: tuple[str, ...] = ()  # every llama-server gets them
+    prefix: int | None = None  # the static prefix of an agent or a fleet has so many tokens
     conversations: int | None = None
     turns: int = 2
     clients: int = 4
@@ -62,17 +63,17 @@ class Bench:
     facts: ModelFacts
     backend: str
     server: Path
-    unpatched: Path | None  # for the peers `upstream` and `slots`
+    unpatched: Path | None  # the peers `upstream` and `slots` need it
     chat_template: Path | None
     caches: Path  # a folder that is ours to fill and empty
-    limits: dict[str, Any]
+    limits: Limits
     progress: RunProgress
     folder: Path
     room: Room = field(init=False)
-    ctx: int = field(init=False)  # tokens of one slot
+    ctx: int = field(init=False)  # one slot has so many tokens
     salt: str = field(init=False)  # what conversations of all peers begin with
-    speeds: dict[str, list[float]] = field(default_factory=dict)  # of ours, as they are measured on the way
-    _tokens_per_word: float = 1.1  # until it is measured
+    speeds: dict[SpeedName, list[float]] = field(default_factory=dict)  # what our server measures on the way
+    _tokens_per_word: float = 1.1  # a guess, until it is measured
 
     def __post_init__(self) -> None:
         self.room = Room(self.folder)
@@ -85,7 +86,7 @@ class Bench:
         self.ctx = context_for(wanted_ctx, self.options.ctx, self.facts.context)
 
     def peers(self, slots: int = 1) -> list[Peer]:
-        """Ours first. Fresh ones for every scenario, each with a cache and a log of its own."""
+        """Ours comes first. Every scenario gets fresh ones, each with a cache and a log of its own."""
         flags = ("--ctx-size", str(self.ctx * slots), "--parallel", str(slots), *self.options.flags)
         named: list[Peer] = [self._server(OURS, self.server, flags, cache=self.caches / "store")]
         for peer in self.options.peers:
@@ -147,7 +148,10 @@ class Bench:
         conversation: str = "",
         **extra: Any,
     ) -> Answer:
-        """One answer, recorded. What has to be restored by hand is, and counts into the time to the first token."""
+        """Asks for one answer and records it.
+
+        What has to be restored by hand is restored first, and that counts into the time to the first token.
+        """
         interrupt.check()
         self.progress.say(f"{self.model.name}: {self.room.folder.name}, {label}, {peer.name}")
         by_hand = peer.bring_back(conversation) if conversation else 0.0
@@ -162,7 +166,7 @@ class Bench:
         return answer
 
     def stats(self, peer: Peer, label: str, *, flush: bool = False) -> dict[str, Any]:
-        """The cache's counters, where a peer has them."""
+        """Asks for the cache's counters. A peer without a cache has none, which gives an empty dict."""
         if not (isinstance(peer, Server) and peer.has_cache):
             return {}
         stats = peer.save_all() if flush else peer.get("/cache")
@@ -172,7 +176,7 @@ class Bench:
         self._learn_speed("copy_bytes_per_s", stats["speed"]["copy_bytes_per_s"], stats["counters"]["loads"] > 0)
         return stats
 
-    def _learn_speed(self, name: str, value: float | None, counts: bool) -> None:
+    def _learn_speed(self, name: SpeedName, value: float | None, counts: bool) -> None:
         if value and counts:
             self.speeds.setdefault(name, []).append(value)
 
@@ -180,7 +184,7 @@ class Bench:
         return [peer for peer in peers if peer.name not in result["failed"]]
 
     def fresh(self, peer: Peer, sent: Sent, messages: Sequence[Message], restores_at: str) -> Fresh | None:
-        """What of a prompt is new, where the peer tells how it cuts text into tokens."""
+        """Finds out what of a prompt is new. It is None for a peer that does not tell how it cuts text into tokens."""
         if not isinstance(peer, Server):
             return None
         return sent.add(peer.tokens(messages), anchors_of(messages, peer.tokens) if restores_at == "anchors" else ())
@@ -211,17 +215,17 @@ class Bench:
         return max(1, round(n_tokens / self._tokens_per_word))
 
     def text(self, n_tokens: int, seed: object) -> str:
-        """Of about as many tokens, for this model's tokenizer."""
+        """Writes a text that this model's tokenizer cuts into about so many tokens."""
         return words(self.n_words(n_tokens), seed)
 
     def calibrate(self, server: Server) -> None:
-        """How many tokens a word has for this model."""
+        """Learns how many tokens a word has for this model."""
         body = {"content": words(CALIBRATION_WORDS, "calibration"), "add_special": False}
         self._tokens_per_word = len(server.post("/tokenize", body)["tokens"]) / CALIBRATION_WORDS
 
 
 def context_for(wanted: int, asked: int | None, trained: int | None) -> int:
-    """As the user says; else what the scenario needs, in whole thousands, within what the model was trained for."""
+    """The user decides; else it is what the scenario needs, in whole thousands, if the model was trained for that."""
     if asked is not None:
         return asked
     rounded = -(-wanted // 1024) * 1024
@@ -232,8 +236,8 @@ def context_for(wanted: int, asked: int | None, trained: int | None) -> int:
 class Fresh:
     """What of a prompt has to be evaluated."""
 
-    new: int  # not in the longest prefix that it shares with any sent before
-    after_anchor: int  # beyond the last anchor within such a prefix
+    new: int  # what the longest prefix that it shares with any prompt sent before does not hold
+    after_anchor: int  # what lies behind the last anchor within such a prefix
 
 
 class Sent:
@@ -253,7 +257,7 @@ class Sent:
 
 
 def anchors_of(messages: Sequence[Message], tokenise: Callable[[Sequence[Message]], list[int]]) -> tuple[int, ...]:
-    """Where the store promises anchors: before the first and the last user message, and near the prompt's end.
+    """The store promises anchors at these lengths: before the first and the last user message, and near the end.
 
     Templates do not tell where a message begins. It is where the prompt parts from one with another text there.
     """
@@ -267,8 +271,7 @@ def _with_other_text(messages: Sequence[Message], at: int) -> list[Message]:
     return [*messages[:at], {**messages[at], "content": OTHER_TEXT}, *messages[at + 1 :]]
 
 
-def row_of(answer: Answer, fresh: Fresh | None) -> dict[str, Any]:
-    """One request of a conversation, as results have it."""
+def row_of(answer: Answer, fresh: Fresh | None) -> Row:
     return {
         "n_tokens": answer.n_prompt,
         "new": fresh.new if fresh is not None else None,
@@ -281,7 +284,7 @@ def row_of(answer: Answer, fresh: Fresh | None) -> dict[str, Any]:
 
 
 def broken_promise(answer: Answer, fresh: Fresh, restores_at: str) -> str | None:
-    """Whether more was evaluated than the store promises."""
+    """Says how much more was evaluated than the store promises; None where it kept its promise."""
     if answer.evaluated <= fresh.new or answer.miss == "recompute_faster":
         return None
     told = f"{answer.evaluated} tokens were evaluated where {fresh.new} are new"

@@ -1,4 +1,4 @@
-"""`benchmark`: the harness's command line. It parses and prints; the work is in run.py."""
+"""Has the command line of `benchmark`. It parses and prints; the work is in run.py."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ ALL = ("restart", "agent", "fleet")
 
 @dataclass(frozen=True)
 class Invocation:
-    words: tuple[str, ...] = ()  # as typed
-    flags: tuple[str, ...] = ()  # behind `--`, for llama-server
+    words: tuple[str, ...] = ()  # all that was typed
+    flags: tuple[str, ...] = ()  # what stands behind `--`: llama-server gets it
 
 
 @click.group(
@@ -183,7 +183,7 @@ def with_default(words: Sequence[str]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the console script."""
+    """The console script enters here."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     cut = words.index("--") if "--" in words else len(words)
     call = Invocation(tuple(words), tuple(words[cut + 1 :]))

@@ -1,4 +1,4 @@
-"""Two runs side by side: what became faster or slower, and whether that is more than noise. Pure, but for reading."""
+"""Holds two runs side by side: what became faster or slower, and whether that is more than noise. It only reads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import read_models, verdict
+from benchmarks.stats import Stat
 from benchmarks.tables import Table, seconds
 from pyrun import console
 
@@ -28,7 +29,7 @@ class Figure:
 
 
 def figures(summary: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """Everything in a model's results that can be compared. Less is better, for all of them."""
+    """Gives everything in a model's results that can be compared. Less is better, for all of them."""
     scenarios = summary["scenarios"]
     for case in scenarios.get("restart", {}).get("cases", []):
         for name, peer in case["peers"].items():
@@ -53,7 +54,7 @@ def figures(summary: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
             yield f"load, {name}: TTFT {percent}", _alone(value)
 
 
-def _of_stat(stat: dict[str, float]) -> Figure:
+def _of_stat(stat: Stat) -> Figure:
     return Figure(stat["median"], stat["min"], stat["max"])
 
 
@@ -62,7 +63,7 @@ def _alone(value: float, unit: str = "ms") -> Figure:
 
 
 def judge(a: Figure, b: Figure) -> str:
-    """Noise, where the two ranges overlap."""
+    """Where the two ranges overlap, a difference may be noise."""
     if a.median == 0 or abs(b.median / a.median - 1) < LEAST:
         return "same"
     if a.low <= b.high and b.low <= a.high:
@@ -83,7 +84,7 @@ def compare(a: Path, b: Path) -> Table:
 
 
 def notes(a: Path, b: Path) -> list[str]:
-    """Why two runs may not be what one takes them for."""
+    """Says why two runs may not be what one takes them for."""
     runs = [(path.name, read_models(path)) for path in (a, b)]
     bad = [f"{name}: {told}" for name, summaries in runs for told in _not_valid(summaries)]
     return [*_other_machines(runs), *_other_flags(runs[0][1], runs[1][1]), *bad]

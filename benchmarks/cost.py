@@ -1,4 +1,4 @@
-"""What the cache costs while nothing is restored: throughput and first byte, against the unpatched server.
+"""Measures what the cache costs while nothing is restored: speed and first byte, against the unpatched server.
 
     python -m benchmarks.cost --upstream SERVER [MODEL] [--server SERVER] [--rounds 7] [-- FLAG ...]
 

@@ -1,4 +1,4 @@
-"""What counting a mixture's experts costs: throughput with tracking on, off, and of the unpatched server.
+"""Measures what counting a mixture's experts costs: speed with tracking on, off, and of the unpatched server.
 
     python -m benchmarks.shapes 35b-a3b MODEL --layers 8
     python -m benchmarks.expert_cost MODEL [--upstream SERVER] [--server SERVER] [--rounds 9] [-- FLAG ...]
@@ -24,7 +24,7 @@ from pyrun import console
 from pyrun.home import find_home
 
 OFF, ON, UPSTREAM = "tracking off", "tracking on", "upstream"
-BLOCK = 5  # rounds between two starts
+BLOCK = 5  # so many rounds are played between two starts
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C that is not lost.
+"""Sees to it that no Ctrl-C is lost.
 
 Python drops a KeyboardInterrupt that comes up while it forks or collects garbage, with a note on stderr that it did.
 The request to stop is therefore kept, and made again before the next step.

@@ -1,4 +1,4 @@
-"""What the machine allows at best: how fast it reads, copies, evaluates. A warm start is measured against that.
+"""Measures what the machine allows at best: how fast it reads, copies, evaluates. A warm start is held against that.
 
 The limit of a restore is the time to read its bytes in one go, and to evaluate what is new:
 
@@ -18,11 +18,11 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.stats import Stat, summarise
+from benchmarks.records import Limits, ReadingBeside
+from benchmarks.stats import summarise
 from pyrun import console
 from pyrun.errors import UserError
 
@@ -30,7 +30,7 @@ CHUNK = 4 << 20
 LEAST_BYTES, MOST_BYTES = 64 << 20, 1 << 30
 ROUNDS = 3
 READERS = 4
-RESIDENT = 0.02  # of a file's pages; less than that in RAM counts as dropped
+RESIDENT = 0.02  # a file of whose pages less than this part is in RAM counts as dropped
 
 
 def eval_ms(n_tokens: int, prefill: float, decode: float) -> float:
@@ -42,7 +42,7 @@ def restore_limit_ms(n_bytes: float, bytes_per_s: float, n_tokens: int, prefill:
 
 
 def forget(paths: Iterable[Path]) -> bool:
-    """Takes files out of the page cache, as a restart of the machine would. Whether they are really gone."""
+    """Takes files out of the page cache, as a restart of the machine would, and says whether they are really gone."""
     os.sync()
     files = [path for path in paths if path.is_file() and path.stat().st_size]
     if hasattr(os, "posix_fadvise"):
@@ -59,7 +59,7 @@ def forget(paths: Iterable[Path]) -> bool:
 
 
 def resident_part(path: Path) -> float:
-    """How much of a file is in the page cache; 1 where the system does not tell."""
+    """Says how much of a file is in the page cache. Where the system does not tell, all of it may be."""
     size = path.stat().st_size
     pages = -(-size // mmap.PAGESIZE)
     seen = (ctypes.c_ubyte * pages)()
@@ -76,8 +76,8 @@ def resident_part(path: Path) -> float:
     return sum(byte & 1 for byte in seen) / pages if done == 0 else 1.0
 
 
-def measure_reading(folder: Path, n_bytes: int) -> dict[str, Any]:
-    """Sequential reads of files like those of the cache, and the same by several readers at once.
+def measure_reading(folder: Path, n_bytes: int) -> ReadingBeside:
+    """Reads files like those of the cache in order, by one reader and by several at once.
 
     Each file is read once, as a restore reads what was written before a restart: a disk, or the host of a virtual one,
     may hand out faster what it has handed out before.
@@ -101,7 +101,7 @@ def measure_reading(folder: Path, n_bytes: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def scratch_file(folder: Path, size: int) -> Iterator[Path]:
-    """A file that is on the disk, of bytes that no disk and no file system can make less of."""
+    """Makes a file that is on the disk, of bytes that no disk and no file system can make less of."""
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(tempfile.NamedTemporaryFile(dir=folder, prefix=".speed-", buffering=0))
@@ -124,12 +124,12 @@ def _fill(fd: int, size: int) -> None:
 
 
 def new_buffer() -> bytearray:
-    """Written to, so that its memory is there before a clock starts: a program that reads much has it already."""
+    """It is written to, so that its memory is there before a clock starts: a program that reads much has it already."""
     return bytearray(b"\xff") * CHUNK
 
 
 def read_part(path: Path, offset: int, size: int, buffer: bytearray | None = None) -> float:
-    """Seconds that it takes, in order."""
+    """Reads a part of a file in order, and gives the seconds that it takes."""
     buffer = buffer or new_buffer()
     started = time.perf_counter()
     with path.open("rb", buffering=0) as file:
@@ -150,7 +150,6 @@ def read_speed(path: Path, readers: int) -> float:
     return size / (time.perf_counter() - started)
 
 
-def speed_of(limits: dict[str, Any]) -> float:
-    """Bytes a second that a restore is measured against: one reader, in order."""
-    stat: Stat = limits["reading"]["sequential_bytes_per_s"]
-    return stat["median"]
+def speed_of(limits: Limits) -> float:
+    """A restore is measured against the bytes a second that one reader gets in order."""
+    return limits["reading"]["sequential_bytes_per_s"]["median"]

@@ -1,4 +1,4 @@
-"""What was measured on what: machine, build, model and noise, as they go into every result."""
+"""Tells what was measured on what: machine, build, model and noise, as they go into every result."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.records import Noise
 from pyrun.home import Home, version
 from pyrun.machine.backends import BACKENDS
 from pyrun.machine.describe import describe
@@ -22,7 +23,7 @@ from pyrun.upstream.pin import read_pin
 WHOLE_HASH_BYTES = 2 << 30
 SAMPLE = 1 << 20
 SAMPLES = 256
-# Of the cores, at the start: more is somebody else's work.
+# A load average above this part of the cores, before anything is measured, is somebody else's work.
 BUSY_LOAD = 0.25
 
 
@@ -42,7 +43,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_build(home: Home, server: Path) -> dict[str, Any]:
-    """Of our server: the program, and the checkout it was started from."""
+    """Tells of our server which program it is, and which checkout it was started from."""
     pin = read_pin(home.pin)
     return {
         **describe_program(server),
@@ -54,14 +55,14 @@ def describe_build(home: Home, server: Path) -> dict[str, Any]:
 
 
 def describe_program(server: Path) -> dict[str, Any]:
-    """What a server says of itself, and what it is in truth."""
+    """Tells what a server says of itself, and what it is in truth."""
     lines = _lines([str(server), "--version"])
     says = next((line for line in lines if line.startswith("version")), "")
     return {"server": str(server), "says": says, "version": "\n".join(lines), **sha256_of(server)}
 
 
 def backend_of(server: Path) -> str:
-    """By the devices that a server finds: without one it works on the processor, whatever it was built for."""
+    """The devices that a server finds tell: without one it works on the processor, whatever it was built for."""
     devices = [line.strip().lower() for line in _lines([str(server.absolute()), "--list-devices"])]
     found = (name for device in devices for name in BACKENDS if name != "cpu" and device.startswith(name))
     return next(found, "cpu")
@@ -83,7 +84,7 @@ def describe_model(model: Model, facts: ModelFacts) -> dict[str, Any]:
 
 
 def sha256_of(path: Path) -> dict[str, Any]:
-    """Of the whole file; of samples of a very large one, which says so."""
+    """The whole file is hashed; of a very large one samples are, and the result says so."""
     size = path.stat().st_size
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -98,7 +99,7 @@ def sha256_of(path: Path) -> dict[str, Any]:
     return {"sha256_of_samples": digest.hexdigest(), "samples": f"{SAMPLES} x {SAMPLE} bytes and the size"}
 
 
-def noise() -> dict[str, Any]:
+def noise() -> Noise:
     load = os.getloadavg()
     return {
         "load_average": [round(value, 2) for value in load],
@@ -107,8 +108,8 @@ def noise() -> dict[str, Any]:
     }
 
 
-def is_busy(noise_before: dict[str, Any]) -> bool:
-    return bool(noise_before["load_average"][0] > BUSY_LOAD * noise_before["cores"])
+def is_busy(noise_before: Noise) -> bool:
+    return noise_before["load_average"][0] > BUSY_LOAD * noise_before["cores"]
 
 
 def _first_line(command: list[str]) -> str:
@@ -116,7 +117,7 @@ def _first_line(command: list[str]) -> str:
 
 
 def _lines(command: list[str]) -> list[str]:
-    """What a program says; nothing if it fails."""
+    """Gives what a program says, and nothing if it fails."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60)
     except (OSError, subprocess.TimeoutExpired):

@@ -33,7 +33,7 @@ SETTLE_TOKENS = 80
 
 
 class Stream(threading.Thread):
-    """Client A: the moment of every token."""
+    """Client A notes the moment of every token."""
 
     def __init__(self, peer: Server) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Stream(threading.Thread):
 
 @dataclass
 class Gaps:
-    """Of client A, in ms."""
+    """How long client A waited between two tokens, in ms."""
 
     median: float
     usual: float  # the longest one in as long a time before
@@ -63,7 +63,7 @@ class Gaps:
 
 
 def longest(moments: list[float], begin: float, end: float) -> float:
-    """Of the gaps that lie in part between the two."""
+    """Gives the longest of the gaps that lie at least in part between the two."""
     return max((b - a) * 1000 for a, b in itertools.pairwise(moments) if b > begin and a < end)
 
 

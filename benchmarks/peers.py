@@ -1,4 +1,4 @@
-"""What is measured: servers that are started, asked over HTTP as a client asks, and stopped, politely or not.
+"""Starts what is measured, asks it over HTTP as a client asks, and stops it, politely or not.
 
 `Server` is one llama-server with its flags, `SlotServer` one whose state is saved and restored by hand, and `Remote`
 anything that speaks OpenAI's protocol at a URL and is not ours to start or stop.
@@ -29,8 +29,8 @@ from pyrun.server.supervisor import end_with_parent
 Message = dict[str, str]
 
 STOP_SECONDS = 120
-SAVE_SECONDS = 600  # to write or to read back a state, at least
-SLOW_BYTES_PER_S = 20e6  # of a disk that is still worth a cache
+SAVE_SECONDS = 600  # a state has at least so long to be written or read back
+SLOW_BYTES_PER_S = 20e6  # a slower disk is not worth a cache
 WARM_UP = "Count from one to ten, slowly, and say nothing else. " * 4
 SHOWN_LINES = 8
 
@@ -76,7 +76,7 @@ class Answer:
 
     @property
     def miss(self) -> str | None:
-        """Why tokens were evaluated, if the server says so."""
+        """Says why tokens were evaluated, if the server does."""
         return (self.timings.get("cache_miss") or {}).get("reason")
 
 
@@ -85,7 +85,7 @@ class Pace:
 
     SLACK = 6.0  # a neighbour on the machine may slow it down
     QUIET_SECONDS = 60.0
-    clients = 1  # that ask at once, and wait for each other
+    clients = 1  # so many ask at once, and wait for each other
 
     def __init__(self) -> None:
         self.prefill = 10.0  # tokens/s: nothing that anyone would use is slower
@@ -98,7 +98,7 @@ class Pace:
             self.decode = float(answer.timings["predicted_per_second"])
 
     def patience(self, n_prompt: float) -> float:
-        """Seconds between two signs of life, of which the first comes when the prompt is evaluated."""
+        """So many seconds may pass between two signs of life, of which the first comes when the prompt is evaluated."""
         return self.QUIET_SECONDS + self.SLACK * self.clients * (n_prompt / self.prefill + 1 / self.decode)
 
 
@@ -111,7 +111,7 @@ class Peer(Protocol):
     pace: Pace
 
     @property
-    def has_cache(self) -> bool: ...  # says what it reads and writes, at /cache
+    def has_cache(self) -> bool: ...  # it says at /cache what it reads and writes
     def start(self) -> None: ...
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None: ...
     def chat(self, messages: Sequence[Message], max_tokens: int, **extra: object) -> Answer: ...
@@ -126,7 +126,7 @@ class Peer(Protocol):
 
 
 class _Client:
-    """Asking, and what can go wrong with it."""
+    """Asks a server, and says what went wrong with that."""
 
     name: str
 
@@ -210,14 +210,14 @@ def _read_stream(response: requests.Response, began: float) -> Answer:
 
 @dataclass
 class Server(_Client):
-    """One llama-server with its flags; start, stop and kill it as often as the scenario says."""
+    """One llama-server with its flags. It is started, stopped and killed as often as the scenario says."""
 
     name: str
     program: Path
     model: Path
     flags: Sequence[str]
     log: Path
-    port: int = 0  # 0: any that is free
+    port: int = 0  # 0 stands for any that is free
     environment: dict[str, str] = field(default_factory=dict)
     cache: Path | None = None  # the folder of the SSD cache
     chat_template: Path | None = None
@@ -304,7 +304,7 @@ class Server(_Client):
         return self.cache
 
     def saving_seconds(self) -> float:
-        """That a slow disk takes for all that is stored, and for what may still be waiting in RAM to be."""
+        """A slow disk takes so long for all that is stored, and for what may still wait in RAM to be."""
         try:
             in_ram = psutil.Process(self.process.pid).memory_info().rss if self.process else 0
         except psutil.Error:
@@ -416,7 +416,7 @@ class Remote(_Client):
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     def start(self) -> None:
-        """Only looks whether it is there, and takes the first model it offers."""
+        """Only looks whether the server is there, and takes the first model that it offers."""
         models = self.get("/v1/models").get("data", [])
         if not self.model_name and models:
             self.model_name = str(models[0]["id"])
@@ -431,7 +431,7 @@ class Remote(_Client):
         return 0.0
 
     def chat(self, messages: Sequence[Message], max_tokens: int, **extra: object) -> Answer:
-        """Without llama-server's own fields, which others may refuse."""
+        """The request has none of llama-server's own fields, because others may refuse them."""
         body = {
             "model": self.model_name,
             "messages": list(messages),
@@ -447,11 +447,11 @@ class Remote(_Client):
 
 
 def _guess_tokens(messages: Sequence[Message]) -> float:
-    return sum(len(message["content"]) for message in messages) / 2  # few tokenizers are worse
+    return sum(len(message["content"]) for message in messages) / 2  # few tokenizers make more of a text
 
 
 def _bytes_in(folder: Path | None) -> int:
-    """Of a folder that a server is at work in: files may go away meanwhile."""
+    """Counts what is in a folder. A server may be at work in it, so that files may go away meanwhile."""
     total = 0
     for place, _, names in os.walk(folder) if folder is not None else ():
         for name in names:

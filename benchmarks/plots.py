@@ -1,8 +1,8 @@
-"""Results as pictures, PNG and SVG. Without matplotlib there are none, and that is said."""
+"""Draws results, as PNG and SVG. Without matplotlib there are no pictures, and that is said."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import OURS
+from benchmarks.records import AgentResult, Case, ChatResult, FleetResult, LoadResult, RestartResult
 
 COLOURS = ("#1f77b4", "#d95f02", "#7f7f7f", "#2ca02c", "#9467bd", "#8c564b")
 SIZE = (7.2, 4.2)
-# Of a phase: its name, opacity and hatching; colours tell the servers apart.
+# A phase has a name, an opacity and a hatching; colours tell the servers apart.
 LOOKS = {"cold": ("cold", 0.4, ""), "warm": ("after a restart", 1.0, ""), "ram": ("from RAM", 0.7, "//")}
 
 
@@ -25,7 +26,7 @@ def can_draw() -> bool:
 
 
 def draw_model(summary: dict[str, Any], folder: Path) -> list[str]:
-    """All plots that the results of a model have data for; gives their names, without the endings."""
+    """Draws all plots that a model's results have data for, and gives their names without the endings."""
     if not can_draw():
         return []
     drawn: list[str] = []
@@ -41,7 +42,7 @@ def draw_model(summary: dict[str, Any], folder: Path) -> list[str]:
 
 
 def draw_run(summaries: list[dict[str, Any]], folder: Path) -> list[str]:
-    """Cold against warm, over all models and backends."""
+    """Draws cold against warm starts, over all models and backends."""
     cases = [
         (f"{summary['model']['name']}\n{summary['backend']}, {case['size']}", case["peers"][OURS]["ttft_ms"])
         for summary in summaries
@@ -85,8 +86,7 @@ def _has_data(result: dict[str, Any]) -> bool:
     return any(peer.get("turns") or peer.get("ttft_ms") for peer in result.get("peers", {}).values())
 
 
-def _colours(result: dict[str, Any]) -> dict[str, str]:
-    names = list(result.get("peers", {}))
+def _colours(names: Iterable[str]) -> dict[str, str]:
     return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(names)}
 
 
@@ -100,7 +100,7 @@ class Bars:
 
 
 def _bars(axes: Any, labels: list[str], series: list[Bars]) -> None:
-    """Groups of bars on a log scale, each with its value."""
+    """Draws groups of bars on a log scale, each with its value."""
     from benchmarks.tables import seconds
 
     width = 0.8 / len(series)
@@ -126,40 +126,53 @@ def _bars(axes: Any, labels: list[str], series: list[Bars]) -> None:
     axes.set_ylabel("time to the first token, ms")
 
 
-def _cold_warm(axes: Any, result: dict[str, Any]) -> None:
+def _cold_warm(axes: Any, result: RestartResult) -> None:
     cases = result["cases"]
     names = list(dict.fromkeys(name for case in cases for name in case["peers"]))
     series: list[Bars] = []
     for at, name in enumerate(names):
         for phase, (label, opacity, hatch) in LOOKS.items():
-            values = [case["peers"].get(name, {}).get("ttft_ms", {}).get(phase, {}).get("median") for case in cases]
+            values = [_median(case, name, phase) for case in cases]
             if any(values) and (phase != "ram" or name == OURS):
                 series.append(Bars(f"{name}, {label}", values, COLOURS[at % len(COLOURS)], opacity, hatch))
     sizes = [_tokens(case) for case in cases]
     _bars(axes, [f"{case['size']}\n{n:,} tokens" for case, n in zip(cases, sizes, strict=True)], series)
 
 
-def _tokens(case: dict[str, Any]) -> int:
+def _median(case: Case, peer: str, phase: str) -> float | None:
+    entry = case["peers"].get(peer)
+    stat = entry.get("ttft_ms", {}).get(phase) if entry else None
+    return stat["median"] if stat else None
+
+
+def _tokens(case: Case) -> int:
     rows = [row for peer in case["peers"].values() for row in peer["rounds"] if "cold" in row]
     return int(rows[0]["cold"]["n_tokens"]) if rows else 0
 
 
-def _by_turn(axes: Any, result: dict[str, Any]) -> None:
-    colours = _colours(result)
-    for name, peer in result["peers"].items():
-        times = [turn["ttft_ms"] for turn in peer["turns"]]
-        axes.plot(range(1, len(times) + 1), times, marker="o", markersize=4, label=name, color=colours[name])
-    ours = result["peers"].get(OURS, {}).get("turns", [])
-    if ours and "cold_ms_estimated" in ours[0]:
-        cold = [turn["cold_ms_estimated"] for turn in ours]
+def _agent_turns(axes: Any, result: AgentResult) -> None:
+    ours = result["peers"][OURS]["turns"] if OURS in result["peers"] else []
+    cold = [turn["cold_ms_estimated"] for turn in ours if "cold_ms_estimated" in turn]
+    _by_turn(axes, {name: [turn["ttft_ms"] for turn in peer["turns"]] for name, peer in result["peers"].items()}, cold)
+
+
+def _fleet_turns(axes: Any, result: FleetResult) -> None:
+    _by_turn(axes, {name: [turn["ttft_ms"] for turn in peer["turns"]] for name, peer in result["peers"].items()})
+
+
+def _by_turn(axes: Any, times: dict[str, list[float]], cold: Sequence[float] = ()) -> None:
+    colours = _colours(times)
+    for name, values in times.items():
+        axes.plot(range(1, len(values) + 1), values, marker="o", markersize=4, label=name, color=colours[name])
+    if cold:
         axes.plot(range(1, len(cold) + 1), cold, linestyle=":", color="#444444", label="from nothing (estimated)")
     axes.set_yscale("log")
     axes.set_xlabel("turn")
     axes.set_ylabel("time to the first token, ms")
 
 
-def _by_chat_turn(axes: Any, result: dict[str, Any]) -> None:
-    colours = _colours(result)
+def _by_chat_turn(axes: Any, result: ChatResult) -> None:
+    colours = _colours(result["peers"])
     for name, peer in result["peers"].items():
         turns = [turn["turn"] for turn in peer["by_turn"]]
         medians = [turn["ttft_ms"]["median"] for turn in peer["by_turn"]]
@@ -170,9 +183,9 @@ def _by_chat_turn(axes: Any, result: dict[str, Any]) -> None:
     axes.set_ylabel("time to the first token, ms")
 
 
-def _written(axes: Any, result: dict[str, Any]) -> None:
-    """Summed up, because that is what wears a disk."""
-    colours = _colours(result)
+def _written(axes: Any, result: FleetResult) -> None:
+    """The bytes are summed up, because their sum is what wears a disk."""
+    colours = _colours(result["peers"])
     for name, peer in result["peers"].items():
         written = [turn.get("written_bytes") for turn in peer["turns"]]
         if any(written):
@@ -186,7 +199,7 @@ def _written(axes: Any, result: dict[str, Any]) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _sums(values: list[float | None]) -> list[float]:
+def _sums(values: Sequence[float | None]) -> list[float]:
     total, out = 0.0, []
     for value in values:
         total += value or 0.0
@@ -194,8 +207,8 @@ def _sums(values: list[float | None]) -> list[float]:
     return out
 
 
-def _percentiles(axes: Any, result: dict[str, Any]) -> None:
-    colours = _colours(result)
+def _percentiles(axes: Any, result: LoadResult) -> None:
+    colours = _colours(result["peers"])
     for name, peer in result["peers"].items():
         times = sorted(answer["ttft_ms"] for answer in peer["answers"])
         if times:
@@ -208,8 +221,8 @@ def _percentiles(axes: Any, result: dict[str, Any]) -> None:
 
 PLOTS: dict[str, dict[str, Any]] = {
     "restart": {"cold-warm": _cold_warm},
-    "agent": {"turns": _by_turn},
+    "agent": {"turns": _agent_turns},
     "chat": {"turns": _by_chat_turn},
-    "fleet": {"turns": _by_turn, "written": _written},
+    "fleet": {"turns": _fleet_turns, "written": _written},
     "load": {"percentiles": _percentiles},
 }

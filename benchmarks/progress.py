@@ -1,68 +1,35 @@
-"""How far a run is and how long it will still take: a bar on a terminal, now and then a line elsewhere."""
+"""Tells how far a run is, counted in what takes the time."""
 
 from __future__ import annotations
 
-import time
-
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
 from pyrun import console
-
-LINE_SECONDS = 20.0
 
 
 class RunProgress:
-    """Work is counted in tokens evaluated, an answer's token as several: that is what takes the time."""
+    """Work is counted in tokens evaluated, and a token of an answer as several: it takes that much longer."""
 
     ANSWER_TOKEN = 8.0
 
     def __init__(self) -> None:
-        self.total = 0.0
-        self.done = 0.0
-        self._started = time.monotonic()
-        self._last_line = self._started
-        self._bar: Progress | None = None
+        self._shown: console.Progress | None = None
+        self._done = 0.0
 
     def open(self, total: float) -> None:
-        self.total = max(total, 1.0)
-        self._started = time.monotonic()
-        if console.err.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                TaskProgressColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[left]}", markup=False),
-                console=console.err,
-                transient=True,
-            )
-            self._task = self._bar.add_task("starting", total=self.total, left="")
-            self._bar.start()
+        self._shown = console.Progress("starting", console.PARTS, max(total, 1.0), from_start=True, transient=True)
 
     def say(self, label: str) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, description=label)
-        elif time.monotonic() - self._last_line >= LINE_SECONDS:
-            self._last_line = time.monotonic()
-            left = self._left()
-            console.say(f"{label}: {self.done / self.total:.0%}{', ' + left if left else ''}")
+        if self._shown is not None:
+            self._shown.rename(label)
 
     def advance(self, n_evaluated: float, n_answer: float) -> None:
-        self.reach(self.done + n_evaluated + self.ANSWER_TOKEN * n_answer)
+        self.reach(self._done + n_evaluated + self.ANSWER_TOKEN * n_answer)
 
     def reach(self, done: float) -> None:
-        """Plans are estimates; a part that is through counts as through."""
-        self.done = min(done, self.total)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, left=self._left())
-
-    def _left(self) -> str:
-        if self.done < 0.02 * self.total or self.done >= self.total:
-            return ""
-        seconds = (time.monotonic() - self._started) * (self.total / self.done - 1)
-        return f"about {console.duration(seconds)} left"
+        """Plans are estimates, so that more may be done than was planned; a part that is through counts as through."""
+        self._done = done
+        if self._shown is not None and self._shown.total is not None:
+            self._shown.reach(min(done, self._shown.total))
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._shown is not None:
+            self._shown.close()

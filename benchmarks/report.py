@@ -1,4 +1,4 @@
-"""What a person reads of a run: summary.md per model and for all, and the plots beside them."""
+"""Writes what a person reads of a run: summary.md per model and for all, and the plots beside them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyrun import console
 
 
 def write_model_report(folder: Path) -> list[str]:
-    """From the folder's summary.json. Gives the names of plots."""
+    """Makes the page and the plots from the folder's summary.json, and gives the names of the plots."""
     summary = read_json(folder / SUMMARY)
     drawn = plots.draw_model(summary, folder)
     (folder / "summary.md").write_text(model_page(summary, drawn), encoding="utf-8")
@@ -21,7 +21,7 @@ def write_model_report(folder: Path) -> list[str]:
 
 
 def write_run_report(run: Path) -> bool:
-    """The aggregate over models and backends. Whether everything in it is valid."""
+    """Writes what all models and backends have in common, and says whether everything in it is valid."""
     summaries = read_models(run)
     folders = list(model_folders(run))
     if folders == [run]:
@@ -60,7 +60,7 @@ def write_run_report(run: Path) -> bool:
 
 
 def cut_off(run: Path) -> str | None:
-    """What to know of a run that did not come to its end."""
+    """Says what to know of a run that did not come to its end."""
     about = read_json(run / "run.json") if (run / "run.json").exists() else {}
     return {
         "interrupted": "The run was interrupted: this is what was done by then.",
@@ -106,7 +106,7 @@ def model_page(summary: dict[str, Any], drawn: list[str]) -> str:
 
 
 def _program(summary: dict[str, Any], peer: str) -> str:
-    """Which program it was; older results do not tell."""
+    """Says which program it was, which older results do not tell."""
     program = summary.get("programs", {}).get(peer)
     return f"; `{program['says']}`, sha256 {program['sha256']}" if program else ""
 
@@ -120,7 +120,7 @@ def print_table(table: tables.Table) -> None:
 
 
 def show(run: Path) -> None:
-    """The tables, on the terminal."""
+    """Shows the tables on the terminal."""
     for summary in read_models(run):
         console.out.print(f"\n[bold]{summary['model']['name']}[/bold] on {summary['backend']}")
         for result in summary["scenarios"].values():

@@ -1,4 +1,4 @@
-"""Where results lie, and how they get there: written as soon as they are known, so that nothing done is ever lost.
+"""Knows where results lie. They are written as soon as they are known, so that nothing done is ever lost.
 
 RUN/run.json                       what was asked for, on which machine, how it ended
 RUN/summary.json, summary.md       all models and backends
@@ -15,15 +15,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 from benchmarks.peers import Answer
+from benchmarks.records import AgentResult, Case, ChatResult, FleetResult, LoadResult, RestartResult, Result
 from pyrun.errors import UserError
 
 SCHEMA = 1
 SUMMARY = "summary.json"
-
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,19 @@ class Room:
             file.write(json.dumps(line) + "\n")
 
 
+@overload
+def new_result(scenario: Literal["restart"], settings: dict[str, Any]) -> RestartResult: ...
+@overload
+def new_result(scenario: Literal["agent"], settings: dict[str, Any]) -> AgentResult: ...
+@overload
+def new_result(scenario: Literal["chat"], settings: dict[str, Any]) -> ChatResult: ...
+@overload
+def new_result(scenario: Literal["fleet"], settings: dict[str, Any]) -> FleetResult: ...
+@overload
+def new_result(scenario: Literal["load"], settings: dict[str, Any]) -> LoadResult: ...
+@overload
+def new_result(scenario: str, settings: dict[str, Any]) -> Result: ...
 def new_result(scenario: str, settings: dict[str, Any]) -> Result:
-    """What a scenario fills in. It is valid as long as it has no problems, and complete once it has been played."""
     return {"scenario": scenario, "status": "running", "settings": settings, "problems": [], "notes": [], "failed": []}
 
 
@@ -67,12 +77,12 @@ def is_valid(result: Result) -> bool:
 
 
 def verdict(result: Result) -> str:
-    """In a word or two, for tables."""
+    """Tables have room for a word or two."""
     return "invalid" if result["problems"] else "valid" if result["status"] == "complete" else str(result["status"])
 
 
-def times_shorter(case: dict[str, Any], name: str) -> float | None:
-    """How much sooner a peer's warm start answers than the fastest cold one of all peers with the same prompt.
+def times_shorter(case: Case, name: str) -> float | None:
+    """Says how much sooner a peer's warm start answers than the fastest cold one of all peers with the same prompt.
 
     Its own cold start would not do: the slower that is, the better the ratio would look.
     """
@@ -88,12 +98,12 @@ def is_url(peer: str) -> bool:
 
 
 def file_name(text: str) -> str:
-    """Of a name that may hold anything, such as a URL."""
+    """Makes the name of a file from a name that may hold anything, such as a URL."""
     return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in text).strip("-.") or "unnamed"
 
 
 def new_run_folder(root: Path) -> Path:
-    """benchmarks/results/YYYYMMDD-HHMM; a second run in the same minute gets a number."""
+    """Makes benchmarks/results/YYYYMMDD-HHMM; a second run in the same minute gets a number."""
     stamp = time.strftime("%Y%m%d-%H%M")
     for name in (stamp, *(f"{stamp}-{n}" for n in range(2, 100))):
         folder = root / name
@@ -108,7 +118,7 @@ def new_run_folder(root: Path) -> Path:
 
 
 def chosen_run_folder(folder: Path) -> Path:
-    """Of the user: made, if it can be, and seen to be writable before anything is measured."""
+    """Takes the user's folder. It is made, if it can be, and seen to be writable before anything is measured."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -124,7 +134,7 @@ def chosen_run_folder(folder: Path) -> Path:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Whole or not at all."""
+    """The file is there as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -146,7 +156,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def model_folders(run: Path) -> Iterator[Path]:
-    """Those of a run that hold results, or the folder itself if it is one."""
+    """Gives the folders of a run that hold results, or the folder itself if it is one of them."""
     if not run.is_dir():
         raise UserError(f"there is no folder {run}", "results are in benchmarks/results/")
     found = [path.parent for path in sorted(run.glob(f"*/*/{SUMMARY}"))]

@@ -1,4 +1,4 @@
-"""One run: which models on which backends, scenario after scenario, with results on disk as soon as they are there."""
+"""Plays a run: which models on which backends, scenario after scenario, with results on disk at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from benchmarks.progress import RunProgress
 from benchmarks.results import (
     SCHEMA,
     SUMMARY,
-    Result,
     chosen_run_folder,
     file_name,
     is_url,
@@ -60,16 +59,16 @@ class Programs:
 
     ours: Path
     unpatched: Path | None
-    peers: dict[str, str]  # what each is, for the reader
+    peers: dict[str, str]  # what each is, in words for the reader
 
     def of_peers(self) -> dict[str, Path]:
-        """What each peer runs that is ours to start."""
+        """Gives the program of each peer that is ours to start."""
         paths = {name: self.ours if name == OURS else self.unpatched for name in self.peers if not is_url(name)}
         return {name: path for name, path in paths.items() if path is not None}
 
 
 def run(home: Home, request: Request) -> int:
-    """The exit code: 0 if all is valid, 1 if not, 130 after Ctrl-C. Whatever was done is kept."""
+    """Gives the exit code: 0 if all is valid, 1 if not, 130 after Ctrl-C. Whatever was done is kept."""
     models = _choose_models(home, request.models)
     facts = {model.path: look(model) for model in models}  # a broken one is found before hours are spent on the first
     if chat.NAME in request.scenarios:
@@ -83,7 +82,7 @@ def run(home: Home, request: Request) -> int:
     about |= {"started": _now(), "noise": before}
     failure: UserError | None = None
     with _caches(home, request.cache_folder) as caches:
-        # Last, when nothing can be refused any more: no folder is left behind without a result.
+        # The folder is made last, when nothing can be refused any more, so that none is left behind without a result.
         folder = chosen_run_folder(request.out) if request.out else new_run_folder(home.root / "benchmarks" / "results")
         write_json(folder / "run.json", about)
         try:
@@ -126,7 +125,7 @@ def _told(error: UserError) -> str:
 
 
 def _show(folder: Path) -> bool | None:
-    """Writes and shows what all models have in common. Whether it is valid; None if nothing was measured."""
+    """Writes and shows what all models have in common, and says whether it is valid: None if nothing was measured."""
     if not any(folder.glob(f"*/*/{SUMMARY}")):
         return None
     valid = report.write_run_report(folder)
@@ -163,7 +162,7 @@ def _bench(
 
 
 def _summary(home: Home, request: Request, programs: Programs, bench: Bench, about: dict[str, Any]) -> dict[str, Any]:
-    """What is known of a model's results before there are any; limits and scenarios come as they are measured."""
+    """Has what is known of a model's results before there are any; limits and scenarios come as they are measured."""
     return {
         "schema": SCHEMA,
         "command": request.command,
@@ -207,7 +206,7 @@ def _play(bench: Bench, summary: dict[str, Any], name: str) -> None:
     """Fills in the summary, whatever happens: a failure is a result, too."""
     scenario = SCENARIOS[name]
     bench.enter(name, scenario.needs(bench))
-    result: Result = new_result(name, _settings(bench, scenario))
+    result = new_result(name, _settings(bench, scenario))
     summary["scenarios"][name] = result
     summary["flags"][name] = " ".join(_flags(bench, name))
     noise = result["noise"] = {"before": machine.noise()}
@@ -223,7 +222,8 @@ def _play(bench: Bench, summary: dict[str, Any], name: str) -> None:
         raise
     finally:
         scenario.end(bench.limits, result)
-        bench.limits.update({speed: summarise(values) for speed, values in bench.speeds.items()})
+        for speed, values in bench.speeds.items():
+            bench.limits[speed] = summarise(values)
         noise["after"] = machine.noise()
         write_json(bench.folder / SUMMARY, summary)
 
@@ -234,7 +234,7 @@ def _flags(bench: Bench, name: str) -> list[str]:
 
 
 def _settings(bench: Bench, scenario: ModuleType) -> dict[str, Any]:
-    """What a scenario went by, whether the user said so or not, and nothing that it does not look at."""
+    """Has what a scenario went by, whether the user said so or not, and nothing that it does not look at."""
     own: dict[str, Any] = scenario.settings(bench)
     salt = {"salt": bench.salt} if bench.salt else {}
     return {"ctx": bench.ctx, "peers": bench.options.peers, "flags": bench.options.flags, **salt, **own}
@@ -299,7 +299,7 @@ def _programs(home: Home, request: Request, backend: str) -> Programs:
 
 @contextmanager
 def _caches(home: Home, chosen: Path | None) -> Iterator[Path]:
-    """On the disk that is meant, and gone at the end."""
+    """The folder lies on the disk that is measured, and is gone at the end."""
     parent = chosen or home.root / ".cache"
     try:
         parent.mkdir(parents=True, exist_ok=True)

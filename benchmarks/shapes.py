@@ -1,20 +1,19 @@
-"""Models of real shapes with random weights: as large, as fast and as hungry for memory as the real ones.
+"""Writes models of real shapes with random weights: as large, as fast and as hungry for memory as the real ones.
 
     python -m benchmarks.shapes 35b-a3b OUT.gguf [--layers N] [--type q4_0]
     python -m benchmarks.shapes 14b OUT.gguf
 
 What they say is nonsense; how long it takes is not. Time does not depend on what the weights are, as long as nothing
-overflows. The layers and the tokenizer are those of the toy models (tests/toys). The large matrices are cut from one
+overflows. The layers and the tokenizer are those of the toy models (toys/). The large matrices are cut from one
 pool of random blocks per kind, so that a file of 20 GB is written as fast as the disk takes it.
 
-Needs only numpy and gguf.
+This program needs only numpy and gguf.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, LlamaFileType
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from toys.files import add_metadata, add_tokenizer
 from toys.layers import (
@@ -44,7 +41,7 @@ from toys.weights import Weights
 
 TYPES = {"q4_0": GGMLQuantizationType.Q4_0, "q8_0": GGMLQuantizationType.Q8_0}
 FILE_TYPES = {"q4_0": LlamaFileType.MOSTLY_Q4_0, "q8_0": LlamaFileType.MOSTLY_Q8_0}
-# Standard deviation of what a block stores, in units of its scale: integers that are all as likely.
+# The integers that a block stores are all as likely: this is their standard deviation, in units of its scale.
 SPREADS = {GGMLQuantizationType.Q4_0: 15 / math.sqrt(12), GGMLQuantizationType.Q8_0: 256 / math.sqrt(12)}
 # Smaller matrices stay as they are: routers, convolutions, gates.
 LEAST_ELEMENTS = 1 << 20
@@ -71,7 +68,7 @@ class LargeWeights(Weights):
     def __init__(self, model: str, words: Vocabulary, width: int, kind: GGMLQuantizationType) -> None:
         super().__init__(model, words, width)
         self.kind = kind
-        self.order: dict[str, Blocks | None] = {}  # None: drawn, in `tensors`
+        self.order: dict[str, Blocks | None] = {}  # one that is None was drawn, and is in `tensors`
 
     def put(self, name: str, values: Any) -> None:
         super().put(name, values)
@@ -87,7 +84,7 @@ class LargeWeights(Weights):
         self.matrix(name, *shape, gain=gain)
 
     def embeddings(self, multiplier: float = 1.0) -> None:
-        """As 8-bit values, as quantised models have them. No token is muted: one in a thousand cannot be printed."""
+        """They are 8-bit values, as in quantised models. No token is muted, as one in a thousand cannot be printed."""
         shape, kind = (len(self.words.tokens), self.width), GGMLQuantizationType.Q8_0
         self.order["token_embd.weight"] = Blocks(shape, kind, math.sqrt(self.width) / multiplier)
         self.constant("output_norm.weight", self.width)
@@ -99,13 +96,13 @@ class Shape:
     arch: str
     layers: int
     width: int
-    n_tokens: int  # in the vocabulary
+    n_tokens: int  # the vocabulary has so many
     context: int
-    build: Callable[[LargeWeights, int], Metadata]  # weights, layers
+    build: Callable[[LargeWeights, int], Metadata]  # takes the weights and the number of layers
 
 
 def _hybrid(w: LargeWeights, layers: int) -> Metadata:
-    """Three gated delta nets, then one attention layer; 8 of 256 experts, and one for all."""
+    """One layer of attention follows three gated delta nets; a token has 8 of 256 experts, and one that all have."""
     heads, scan = Heads(queries=16, keys=2, size=256), Scan(inner=4096, state=128, heads=32, groups=16)
     count, used, size, interval = 256, 8, 512, 4
     w.embeddings()
@@ -148,7 +145,7 @@ SHAPES = {
 
 
 def padded_vocabulary(size: int) -> Vocabulary:
-    """The toy tokenizer's, filled up with words that no text is cut into, but that an answer may hold."""
+    """Fills the toy tokenizer's up with words that no text is cut into, but that an answer may hold."""
     words = vocabulary()
     normal = len(words.tokens) - len(words.special)
     more = tuple(f"\u0120w{number}" for number in range(size - len(words.tokens)))  # U+0120 stands for a space
@@ -156,7 +153,7 @@ def padded_vocabulary(size: int) -> Vocabulary:
 
 
 def write_shape(name: str, path: Path, layers: int | None = None, kind: str = "q4_0") -> int:
-    """Gives the bytes written."""
+    """Writes the model, and gives the bytes written."""
     shape = SHAPES[name]
     n_layers = layers or shape.layers
     words = padded_vocabulary(shape.n_tokens)

@@ -1,11 +1,11 @@
-"""Restoring a sequence through the store against upstream's restore of the whole state, in one process and one run.
+"""Compares a restore through the store with upstream's restore of the whole state, in one process and one run.
 
     ninja -C llama.cpp/build/cpu state_test
     python -m benchmarks.state_restore [MODEL] [--tokens 5000] [--runs 3]
 
-Prints milliseconds and ratios; both from RAM, and both from files in a warm page cache. The last column is the stricter
-one: ours, from wherever, against upstream's from RAM. Where its memory comes to lie makes a process up to a third
-faster or slower, so several are started.
+It prints milliseconds and ratios; both from RAM, and both from files in a warm page cache. The last column is the
+stricter one: it holds ours, from wherever, against upstream's from RAM. Where its memory comes to lie makes a process
+up to a third faster or slower, so several are started.
 """
 
 from __future__ import annotations

@@ -1,17 +1,22 @@
-"""Few numbers about many: medians, spreads, percentiles. Pure."""
+"""Makes few numbers of many: medians, spreads, percentiles. It is pure."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
-Stat = dict[str, float]
+
+class Stat(TypedDict):
+    n: int
+    median: float
+    min: float
+    max: float
+    spread: float  # how far the extremes are apart, as a part of the median
 
 
 def summarise(values: Sequence[float]) -> Stat:
-    """Median, extremes, and the spread: how far the extremes are apart, as a part of the median."""
     median = statistics.median(values)
     low, high = min(values), max(values)
     return {
@@ -24,7 +29,7 @@ def summarise(values: Sequence[float]) -> Stat:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Between two values, the point on the line between them."""
+    """Where it lies between two values, it is the point on the line between them."""
     ordered = sorted(values)
     at = (len(ordered) - 1) * percent / 100
     below = math.floor(at)
@@ -32,7 +37,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (at - below)
 
 
-def percentiles(values: Sequence[float], percents: Sequence[int] = (50, 90, 95, 99)) -> Stat:
+def percentiles(values: Sequence[float], percents: Sequence[int] = (50, 90, 95, 99)) -> dict[str, float]:
     return {f"p{percent}": percentile(values, percent) for percent in percents}
 
 

@@ -1,7 +1,8 @@
-"""Results as tables: neutral ones, that become markdown in summary.md and rich tables on a terminal. Pure."""
+"""Makes tables of results: they become markdown in summary.md and rich tables on a terminal. It is pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,34 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from benchmarks.bench import OURS
-from benchmarks.results import Result, times_shorter, verdict
+from benchmarks.records import (
+    AgentPeer,
+    AgentResult,
+    Case,
+    ChatResult,
+    FleetBytes,
+    FleetResult,
+    Limits,
+    LoadResult,
+    MultipleOfPhase,
+    RestartPeer,
+    RestartResult,
+    SpeedName,
+)
+from benchmarks.results import times_shorter, verdict
+from benchmarks.stats import Stat
 from pyrun import console
 
-# Of a warm start: against the fastest cold one of all servers with the same prompt; and against its limit, with the
+# A warm start is held against the fastest cold one of all servers with the same prompt; and against its limit, with the
 # disk as fast as it was beside that restart, and as it was at the run's beginning.
 SHORTER = "times shorter than the fastest cold"
 LIMITS = ("x limit", "x limit at start")
+SPEEDS: tuple[tuple[SpeedName, str, str], ...] = (
+    ("copy_bytes_per_s", "copying from RAM into the backend", "B/s"),
+    ("prefill_per_s", "evaluating a prompt", "tokens/s"),
+    ("decode_per_s", "decoding an answer", "tokens/s"),
+)
+BYTES_OF_FLEET: tuple[FleetBytes, ...] = ("written_bytes", "whole_bytes", "disk_bytes", "whole_disk_bytes")
 
 
 @dataclass(frozen=True)
@@ -23,7 +45,7 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
-    words: int = 1  # columns that hold words, from the left; the others hold numbers
+    words: int = 1  # so many columns, from the left, hold words; the others hold numbers
 
     def markdown(self) -> str:
         marks = ["---" if at < self.words else "---:" for at in range(len(self.columns))]
@@ -40,23 +62,25 @@ class Table:
 
 
 def seconds(milliseconds: float) -> str:
-    """Three digits that count, whatever the size."""
+    """Shows three digits that count, whatever the size."""
     if milliseconds < 1000:
         return f"{milliseconds:.1f} ms" if milliseconds < 100 else f"{milliseconds:.0f} ms"
     return f"{milliseconds / 1000:.2f} s" if milliseconds < 100_000 else f"{milliseconds / 1000:.0f} s"
 
 
-def of_result(result: Result) -> list[Table]:
-    return {
+def of_result(result: Any) -> list[Table]:
+    """The scenario that a result names says what it holds."""
+    tables: dict[str, Callable[[Any], list[Table]]] = {
         "restart": _restart,
         "agent": _agent,
         "chat": _chat,
         "fleet": _fleet,
         "load": _load,
-    }[result["scenario"]](result)
+    }
+    return tables[result["scenario"]](result)
 
 
-def _restart(result: Result) -> list[Table]:
+def _restart(result: RestartResult) -> list[Table]:
     columns = ("size", "server", "tokens", "cold", "warm", "spread", SHORTER, *LIMITS, "RAM", "x limit")
     rows: list[tuple[str, ...]] = []
     for case in result.get("cases", []):
@@ -84,26 +108,27 @@ def _restart(result: Result) -> list[Table]:
     return [Table("time to the first token, cold and after a restart", columns, rows, words=2)]
 
 
-def _median(stats: dict[str, Any], name: str) -> str:
+def _median(stats: dict[str, Stat], name: str) -> str:
     return seconds(stats[name]["median"]) if name in stats else ""
 
 
-def _shorter(case: dict[str, Any], name: str, digits: int) -> str:
+def _shorter(case: Case, name: str, digits: int) -> str:
     ratio = times_shorter(case, name)
     return f"{ratio:.{digits}f}" if ratio else ""
 
 
-def _multiple(peer: dict[str, Any], name: str) -> str:
+def _multiple(peer: RestartPeer, name: MultipleOfPhase) -> str:
     return f"{peer[name]:.2f}" if name in peer else ""
 
 
-def _agent(result: Result) -> list[Table]:
+def _agent(result: AgentResult) -> list[Table]:
     peers = result.get("peers", {})
     others = [name for name in peers if name != OURS]
     beside = (column for name in others for column in (f"{name}: evaluated", f"{name}: TTFT"))
     columns = ("turn", "from", "tokens", "new", "reused", "evaluated", "TTFT", "cold (estimated)", *beside)
     rows: list[tuple[str, ...]] = []
-    for number, turn in enumerate(peers.get(OURS, {}).get("turns", [])):
+    ours: AgentPeer = peers.get(OURS, {"turns": []})
+    for number, turn in enumerate(ours["turns"]):
         row = [
             f"{number + 1} {turn['what']}",
             turn["source"],
@@ -119,7 +144,6 @@ def _agent(result: Result) -> list[Table]:
             there = number < len(turns)
             row += [f"{turns[number]['evaluated']:,}", seconds(turns[number]["ttft_ms"])] if there else ["", ""]
         rows.append(tuple(row))
-    ours = peers.get(OURS, {})
     if "ttft_ms_sum" in ours:
         row = ["sum; evaluated per new token", "", "", "", "", _per_new(ours), seconds(ours["ttft_ms_sum"]), ""]
         for name in others:
@@ -128,11 +152,11 @@ def _agent(result: Result) -> list[Table]:
     return [Table("an agent's session of eleven turns", columns, rows, words=2)]
 
 
-def _per_new(peer: dict[str, Any]) -> str:
+def _per_new(peer: AgentPeer) -> str:
     return f"{peer['evaluated_per_new']:.2f}" if "evaluated_per_new" in peer else ""
 
 
-def _chat(result: Result) -> list[Table]:
+def _chat(result: ChatResult) -> list[Table]:
     peers = result.get("peers", {})
     columns = ("turn", "tokens", *(c for name in peers for c in (f"{name}: evaluated", f"{name}: TTFT", "p90")))
     rows: list[tuple[str, ...]] = []
@@ -151,7 +175,7 @@ def _chat(result: Result) -> list[Table]:
     return [Table("chats, by the number of the turn (medians)", columns, rows)]
 
 
-def _fleet(result: Result) -> list[Table]:
+def _fleet(result: FleetResult) -> list[Table]:
     whole = "as whole states"
     columns = ("server", "first", "others", "next turns", "per turn", "written", whole, "on disk", whole)
     rows: list[tuple[str, ...]] = []
@@ -163,10 +187,7 @@ def _fleet(result: Result) -> list[Table]:
                 name,
                 *(_median(times, which) for which in ("first", "others", "next_turns")),
                 console.size(written / len(peer["turns"])) if written else "",
-                *(
-                    console.size(peer[what]) if peer.get(what) else ""
-                    for what in ("written_bytes", "whole_bytes", "disk_bytes", "whole_disk_bytes")
-                ),
+                *(console.size(peer[what]) if peer.get(what) else "" for what in BYTES_OF_FLEET),
             )
         )
     settings = result["settings"]
@@ -174,7 +195,7 @@ def _fleet(result: Result) -> list[Table]:
     return [Table(title, columns, rows)]
 
 
-def _load(result: Result) -> list[Table]:
+def _load(result: LoadResult) -> list[Table]:
     columns = ("server", "answers", "errors", "answers/s", "tokens/s", "TTFT p50", "p90", "p95", "p99")
     rows: list[tuple[str, ...]] = []
     for name, peer in result.get("peers", {}).items():
@@ -192,7 +213,7 @@ def _load(result: Result) -> list[Table]:
     return [Table(f"{result['settings'].get('clients', '?')} clients at once", columns, rows)]
 
 
-def of_limits(limits: dict[str, Any]) -> Table:
+def of_limits(limits: Limits) -> Table:
     reading = limits["reading"]
     rows: list[tuple[str, ...]] = [
         (
@@ -209,20 +230,15 @@ def of_limits(limits: dict[str, Any]) -> Table:
     if beside := reading.get("beside_bytes_per_s"):
         told = "the same, beside each restart, as much as was stored"
         rows.append((told, f"{console.size(beside['median'])}/s", f"{beside['spread']:.0%}"))
-    for name, what, unit in (
-        ("copy_bytes_per_s", "copying from RAM into the backend", "B/s"),
-        ("prefill_per_s", "evaluating a prompt", "tokens/s"),
-        ("decode_per_s", "decoding an answer", "tokens/s"),
-    ):
-        stat = limits.get(name)
-        if stat:
+    for name, what, unit in SPEEDS:
+        if stat := limits.get(name):
             shown = f"{console.size(stat['median'])}/s" if unit == "B/s" else f"{stat['median']:,.0f} {unit}"
             rows.append((what, shown, f"{stat['spread']:.0%}"))
     return Table("what this machine allows", ("limit", "median", "spread"), rows)
 
 
 def of_run(summaries: list[dict[str, Any]]) -> Table:
-    """All models and backends: one line for each size after a restart."""
+    """Every model on every backend has one line for each size after a restart."""
     columns = ("backend", "model", "size", "cold", "warm", SHORTER, *LIMITS, "from RAM", "result")
     rows: list[tuple[str, ...]] = []
     for summary in summaries:

@@ -1,4 +1,4 @@
-"""Text of a given length that is the same on every machine, and never repeats itself for long."""
+"""Writes text of a given length that is the same on every machine, and never repeats itself for long."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ VOCABULARY = (
 
 
 def words(count: int, seed: object) -> str:
-    """About 1.1 tokens per word for common tokenizers."""
+    """Common tokenizers make about 1.1 tokens of a word."""
     rng = random.Random(str(seed))
     return " ".join(rng.choices(VOCABULARY.split(), k=count))
 
 
 def tool_schemas(count: int, seed: object) -> str:
-    """About `count` words of what agents send before anything else: tools and their parameters, as JSON."""
+    """Writes about `count` words of what agents send before anything else: tools and their parameters, as JSON."""
     rng = random.Random(str(seed))
     lines: list[str] = []
     written = 0
@@ -32,5 +32,5 @@ def tool_schemas(count: int, seed: object) -> str:
             "parameters": {"type": "object", "properties": {names[2]: {"type": "string"}}, "required": [names[2]]},
         }
         lines.append(json.dumps(tool))
-        written += len(about.split()) + 20  # the brackets, quotes and keys around it
+        written += len(about.split()) + 20  # brackets, quotes and keys are words, too
     return "\n".join(lines)

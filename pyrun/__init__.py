@@ -1,1 +1,1 @@
-"""The launcher of llama-run: builds the patched llama.cpp, starts and watches its server, looks after the cache."""
+"""The launcher builds the patched llama.cpp, starts and watches its server, and looks after the cache."""

@@ -1,4 +1,4 @@
-"""The entry point: `llama-run`, and `python -m pyrun` in a checkout that is not installed."""
+"""The program enters here, as `llama-run`, and as `python -m pyrun` in a checkout that is not installed."""
 
 from __future__ import annotations
 

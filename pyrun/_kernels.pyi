@@ -1,18 +1,25 @@
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
+TAG_FILE: str
+LOCK_FILE: str
+QUARANTINE: str
+
 def conversation_hash(tokens: Sequence[int]) -> int: ...
 def root_key(
-    fingerprint: bytes, page_size: int, name_space: str = "", adapters: Sequence[tuple[bytes, float]] = ()
+    fingerprint: bytes, page_size: int, user: str = "", adapters: Sequence[tuple[bytes, float]] = ()
 ) -> bytes: ...
 def page_keys(
     tokens: Sequence[int],
     fingerprint: bytes,
     page_size: int,
-    name_space: str = "",
+    user: str = "",
     adapters: Sequence[tuple[bytes, float]] = (),
 ) -> list[bytes]: ...
+def is_fingerprint(name: str) -> bool: ...
 def user_key(user: str) -> bytes: ...
+def user_folder(cache: str, fingerprint: bytes, name_space: bytes) -> str: ...
+def is_user_id(text: str) -> bool: ...
 def list_models(folder: str) -> list[bytes]: ...
 def measure_tree(path: str) -> int: ...
 def remove_model(folder: str, fingerprint: bytes) -> int: ...
@@ -42,9 +49,9 @@ def cut_history(
 ) -> Cut: ...
 
 class StoreError(Exception):
-    kind: str  # miss, corrupt, incompatible, no_space, io_error, busy
+    kind: str  # it is one of miss, corrupt, incompatible, no_space, over_budget, exhausted, io_error, busy
     message: str
-    pid: int | None  # of the process that has the store, where that is the trouble
+    pid: int | None  # the process that has the store, where that is the trouble
 
 class StoreBusyError(StoreError): ...
 
@@ -142,7 +149,7 @@ class Store:
         *,
         page_size: int = 256,
         inspect: bool = False,
-        writer: str = "",
+        written_by: str = "",
         max_bytes: int | None = None,
         ram_bytes: int = 0,
         max_conversations: int | None = None,
@@ -157,7 +164,7 @@ class Store:
         self,
         tokens: Sequence[int],
         *,
-        name_space: str = "",
+        user: str = "",
         adapters: Sequence[tuple[bytes, float]] = (),
         n_static: int = 0,
         anchors: Sequence[int] = (),
@@ -168,7 +175,7 @@ class Store:
         rows: Callable[[int, int], bytes],
         *,
         anchors: Mapping[int, bytes] = ...,
-        name_space: str = "",
+        user: str = "",
         adapters: Sequence[tuple[bytes, float]] = (),
         n_static: int = 0,
         checkpoint: bool = True,
@@ -178,7 +185,7 @@ class Store:
         self,
         tokens: Sequence[int],
         *,
-        name_space: str = "",
+        user: str = "",
         adapters: Sequence[tuple[bytes, float]] = (),
         folded: bool = False,
     ) -> Match: ...
@@ -186,7 +193,7 @@ class Store:
         self,
         tokens: Sequence[int],
         *,
-        name_space: str = "",
+        user: str = "",
         adapters: Sequence[tuple[bytes, float]] = (),
         folded: bool = False,
     ) -> LoadedState: ...

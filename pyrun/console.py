@@ -1,15 +1,25 @@
-"""What a person sees: data on stdout, everything else on stderr, progress only where it can move."""
+"""Shows a person everything: data goes to stdout, the rest to stderr, progress only where it can move."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import Progress as Bar
 from rich.text import Text
 
 from pyrun.errors import UserError
@@ -66,9 +76,9 @@ def size(n_bytes: float) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """Rows as lines with their cells below one another; `right` names the columns that are aligned at the right.
+    """Makes lines of rows, with their cells below one another; `right` names the columns that are aligned at the right.
 
-    Not a table of rich: that cuts cells to the width of the terminal, and a name that was cut cannot be copied.
+    It is no table of rich: that cuts cells to the width of the terminal, and a name that was cut cannot be copied.
     """
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
@@ -78,107 +88,117 @@ def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[s
     return lines
 
 
-class StepProgress:
-    """Progress of work that is counted in steps: a bar on a terminal, now and then a line elsewhere."""
+@dataclass(frozen=True)
+class Unit:
+    """What work is counted in, and how an amount of it is shown."""
+
+    columns: tuple[type[ProgressColumn], ...]  # they stand beside the bar
+    told: Callable[[float, float, float], str]  # what a line says of done, total, and seconds since the start
+    speed: Callable[[float], str] | None = None  # tells so much in a second; None where nobody understands it
+    tells_end: bool = False  # a last line says that all is done
+
+
+STEPS = Unit(
+    (MofNCompleteColumn, TimeElapsedColumn),
+    lambda done, total, seconds: f"{done:.0f}/{total:.0f}, {duration(seconds)}",
+    tells_end=True,
+)
+BYTES = Unit(
+    (DownloadColumn,), lambda done, total, _: f"{size(done)} of {size(total)}", speed=lambda rate: f"{size(rate)}/s"
+)
+PARTS = Unit((TaskProgressColumn, TimeElapsedColumn), lambda done, total, _: f"{done / total:.0%}")
+
+
+class Progress:
+    """How far work is and how long it will still take: a bar on a terminal, now and then a line elsewhere.
+
+    Where the total is not known yet, the first report brings it. What an earlier run has done is not counted into the
+    speed, so that it is measured from the first report on; with `from_start`, all of the work is this run's.
+    """
 
     LINE_SECONDS = 20.0
+    LEAST_SECONDS = 1.0  # a speed over a shorter time means nothing
 
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self.started = time.monotonic()
-        self._done = 0
-        self._first_step = 0.0
-        self._last_line = self.started
-        self._bar: Progress | None = None
-        if err.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[left]}"),
-                console=err,
-            )
-            self._task = self._bar.add_task(label, total=None, left="")
-            self._bar.start()
-
-    def update(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        # Work that an earlier run has done is not counted into the speed.
-        if self._first_step == 0.0:
-            self._first_step = now
-            self._done = done
-        left = self._left(done, total, now)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, total=total, left=left)
-        elif now - self._last_line >= self.LINE_SECONDS or done == total:
-            self._last_line = now
-            say(f"{self.label}: {done}/{total}, {duration(now - self.started)}{', ' + left if left else ''}")
-
-    def _left(self, done: int, total: int, now: float) -> str:
-        if done <= self._done or done == total:
-            return ""
-        seconds = (now - self._first_step) / (done - self._done) * (total - done)
-        return f"about {duration(seconds)} left"
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-class ByteProgress:
-    """Progress of work that is counted in bytes: a bar with speed and time left on a terminal, elsewhere lines."""
-
-    LINE_SECONDS = 20.0
-
-    def __init__(self, label: str, total: int, done: int = 0) -> None:
+    def __init__(
+        self,
+        label: str,
+        unit: Unit,
+        total: float | None = None,
+        done: float = 0,
+        *,
+        from_start: bool = False,
+        transient: bool = False,  # the bar goes away at the end
+    ) -> None:
         self.label = label
         self.total = total
         self.done = done
-        self._first = done  # what an earlier run has done is not counted into the speed
-        self._started: float | None = None
-        self._last_line = time.monotonic()
-        self._bar: Progress | None = None
-        if err.is_terminal and total > 0:
-            self._bar = Progress(
+        self._unit = unit
+        self._started = self._last_line = time.monotonic()
+        self._counted_from = (self._started, done) if from_start else None  # when, and what was done by then
+        self._bar: Bar | None = None
+        if err.is_terminal and (total is None or total > 0):
+            self._bar = Bar(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
-                DownloadColumn(),
-                TextColumn("{task.fields[left]}"),
+                *(column() for column in unit.columns),
+                TextColumn("{task.fields[left]}", markup=False),
                 console=err,
+                transient=transient,
             )
-            self._task = self._bar.add_task(label, total=total, completed=done, left="")
+            self._task = self._bar.add_task(label, total=total, left="")
+            self._bar.update(self._task, completed=done)
             self._bar.start()
 
-    def advance(self, n_bytes: int) -> None:
-        """Less than nothing, where something has to be done again."""
+    def rename(self, label: str) -> None:
+        self.label = label
+        self._show()
+
+    def advance(self, amount: float) -> None:
+        """The amount is below zero where something has to be done again."""
+        self.reach(self.done + amount)
+
+    def reach(self, done: float, total: float | None = None) -> None:
+        self.total = self.total if total is None else total
+        grown, self.done = done > self.done, done
+        if self._counted_from is None:
+            self._counted_from = (time.monotonic(), done) if grown else None
+        elif done < self._counted_from[1]:
+            self._counted_from = (self._counted_from[0], done)
+        self._show()
+
+    def _show(self) -> None:
         now = time.monotonic()
-        self.done += n_bytes
-        if self._started is None and n_bytes > 0:
-            self._started, self._first = now, self.done
-        self._first = min(self._first, self.done)
+        left = self._left(now)
         if self._bar is not None:
-            self._bar.update(self._task, description=self.label, completed=self.done, left=self._left(now))
-        elif now - self._last_line >= self.LINE_SECONDS:
+            self._bar.update(self._task, description=self.label, completed=self.done, total=self.total, left=left)
+        elif self.total and (now - self._last_line >= self.LINE_SECONDS or self._is_end()):
             self._last_line = now
-            left = self._left(now)
-            say(f"{self.label}: {size(self.done)} of {size(self.total)}{', ' + left if left else ''}")
+            told = self._unit.told(self.done, self.total, now - self._started)
+            say(f"{self.label}: {told}{', ' + left if left else ''}")
+
+    def _is_end(self) -> bool:
+        return self._unit.tells_end and self.done == self.total
 
     def _left(self, now: float) -> str:
-        seconds = now - self._started if self._started is not None else 0.0
-        new = self.done - self._first
-        if seconds < 1 or new <= 0 or self.done >= self.total:
+        """Tells the speed, where that says something, and the time that the rest will take at it."""
+        if self._counted_from is None or not self.total or self.done >= self.total:
             return ""
-        return f"{size(new / seconds)}/s, about {duration(seconds / new * (self.total - self.done))} left"
+        began, at_first = self._counted_from
+        seconds, new = now - began, self.done - at_first
+        if seconds < self.LEAST_SECONDS or new <= 0:
+            return ""
+        speed = f"{self._unit.speed(new / seconds)}, " if self._unit.speed else ""
+        return f"{speed}about {duration(seconds / new * (self.total - self.done))} left"
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+            self._bar = None
 
 
 @contextmanager
 def waiting(message: str) -> Iterator[None]:
-    """A spinner with the message on a terminal, one line elsewhere."""
+    """Shows a spinner with the message on a terminal, and one line elsewhere."""
     if err.is_terminal:
         with err.status(escape(message)):
             yield

@@ -1,4 +1,4 @@
-"""Where things are: the one module that names the project's files and folders."""
+"""Knows where things are: this is the one module that names the project's files and folders."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Home:
 
     @property
     def deps(self) -> Path:
-        """What builds need and the system lacks."""
+        """It holds what builds need and the system lacks."""
         return self.root / "deps"
 
     @property
@@ -81,7 +81,7 @@ class Home:
 
     @property
     def unpatched(self) -> Path:
-        """Upstream's server, for comparisons."""
+        """It holds upstream's server, which ours is compared with."""
         return self.root / ".cache" / "upstream"
 
     def build(self, backend: str) -> Path:
@@ -92,7 +92,7 @@ class Home:
 
 
 def find_home() -> Home:
-    """The checkout this package runs from, or the one that LLAMA_RUN_HOME names."""
+    """Finds the checkout this package runs from, or the one that LLAMA_RUN_HOME names."""
     named = os.environ.get("LLAMA_RUN_HOME")
     home = Home(Path(named).resolve() if named else Path(__file__).resolve().parents[1])
     if not home.pin.is_file():

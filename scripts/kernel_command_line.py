@@ -1,4 +1,4 @@
-"""Edits kernel parameters in the text of boot loader files, and leaves every other byte as it is. Touches no files."""
+"""Edits kernel parameters in the text of boot loader files, and leaves every other byte. It touches no files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-# Kinds of files: /etc/default/grub, a snippet in grub.d, an entry of systemd-boot, /etc/kernel/cmdline.
+# These kinds of files are known: /etc/default/grub, a snippet in grub.d, an entry of systemd-boot, /etc/kernel/cmdline.
 GRUB, SNIPPET, ENTRY, CMDLINE = "grub", "grub snippet", "entry", "cmdline"
 
 FALLBACK = re.compile(r"fallback|rescue|recovery", re.IGNORECASE)
@@ -28,7 +28,7 @@ class Piece:
     start: int
     end: int
     grows: bool
-    bare: bool = False  # a shell word without quotes: a second word needs them
+    bare: bool = False  # it is a shell word without quotes: a second word needs them
 
 
 VARIABLE = "GRUB_CMDLINE_LINUX_DEFAULT"
@@ -45,7 +45,7 @@ WORDS = re.compile(r"^(?![ \t]*#)(?P<body>[^\n]*[^\s][^\n]*)", re.MULTILINE)
 
 
 def grub_pieces(text: str, *, snippet: bool) -> list[Piece]:
-    """The values of all assignments. One that builds on the value before it grows only if nothing else could."""
+    """Finds the values of all assignments. One that builds on the value before it grows only if nothing else could."""
     found: list[Piece] = []
     offset = 0
     for number, line in enumerate(text.split("\n"), 1):
@@ -73,7 +73,7 @@ def pieces(kind: str, text: str) -> list[Piece]:
 
 
 def with_a_place(kind: str, text: str) -> str:
-    """The text with an empty line for parameters, where a file that needs one has none."""
+    """Gives the text an empty line for parameters, where a file that needs one has none."""
     if kind == GRUB and not pieces(kind, text):
         line = f'{VARIABLE}=""'
     elif kind == ENTRY and not pieces(kind, text) and KERNEL.search(text):
@@ -85,7 +85,7 @@ def with_a_place(kind: str, text: str) -> str:
 
 
 def token(key: str) -> re.Pattern[str]:
-    """`key=value` with the space before it. The kernel takes - for _ in names."""
+    """Matches `key=value` with the space before it. The kernel takes - for _ in names."""
     name = re.escape(key).replace("_", "[-_]")
     return re.compile(rf"(?P<space>\s*)(?<!\S)(?P<key>{name})=(?P<value>[^\s\\]*)")
 
@@ -100,7 +100,7 @@ def replaced(text: str, found: Sequence[Piece], bodies: Sequence[str]) -> str:
 
 
 def with_parameters(kind: str, text: str, wanted: Mapping[str, str], optional: Collection[str] = ()) -> str:
-    """The text with the wanted values; `optional` ones only where the parameter stands already."""
+    """Gives the text the wanted values, and `optional` ones only where the parameter stands already."""
     text = with_a_place(kind, text)
     found = pieces(kind, text)
     bodies = [text[piece.start : piece.end] for piece in found]
@@ -124,7 +124,7 @@ def with_parameters(kind: str, text: str, wanted: Mapping[str, str], optional: C
 
 
 def without_parameters(kind: str, text: str, ours: Mapping[str, Collection[str]], original: str) -> str:
-    """The text without the values that we set; where they replaced others, those of the original come back."""
+    """Takes out the values that we set; where they replaced others, those of the original come back."""
     found = pieces(kind, text)
     bodies = [text[piece.start : piece.end] for piece in found]
     originals = [original[piece.start : piece.end] for piece in pieces(kind, original)]

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 import requests
-import toys
 from backend import BINARY, PATIENCE, require_backend, server_environment
 from helpers import ROOT, free_port, wait_until
 
+import toys
 from pyrun.home import Home
 from pyrun.models.default import ensure_default_model
 

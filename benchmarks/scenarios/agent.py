@@ -1,9 +1,9 @@
-"""An agent's session of eleven turns: prompts that grow, part and come back, with a crash in the middle.
+"""Plays an agent's session of eleven turns: prompts grow, part and come back, with a crash in the middle.
 
-A recorded script, so that every peer is sent the same prompts: a static prefix with tool schemas, tool results that
-grow, answers whose reasoning the client does not send back, a side conversation with the same prefix, a branch back to
-an older turn, an edited answer, and kill -9 with a restart. Truly new are the tokens of a prompt beyond the longest
-prefix that it shares with any sent before.
+The script is recorded, so that every peer is sent the same prompts: a static prefix with tool schemas, tool results
+that grow, answers whose reasoning the client does not send back, a side conversation with the same prefix, a branch
+back to an older turn, an edited answer, and kill -9 with a restart. Truly new are the tokens of a prompt beyond the
+longest prefix that it shares with any sent before.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 from benchmarks.bench import OURS, ROOM_TOKENS, UPSTREAM, Bench, Sent, row_of
 from benchmarks.peers import Message, Peer, Server
 from benchmarks.progress import RunProgress
-from benchmarks.results import Result
+from benchmarks.records import AgentResult, AgentTurn, Limits, Result
 from benchmarks.text import tool_schemas
 from pyrun.errors import UserError
 
 NAME = "agent"
 LEAST_PREFIX = 100
 PREFIXES = (4000, 17000)
-GROWTH = 3000  # tokens that the session adds to its prefix
+GROWTH = 3000  # the session adds so many tokens to its prefix
 ANSWER_TOKENS = 48
-TOOL_SECONDS = 1  # that a tool runs at least, before its result is sent
+TOOL_SECONDS = 1  # a tool runs at least so long before its result is sent
 
 Text = Callable[[int, object], str]
 
@@ -53,7 +53,7 @@ class Turn:
 
 
 def script(system: str, text: Text) -> Iterator[Turn]:
-    """Eleven turns; `text` writes about as many tokens as it is told."""
+    """Plays eleven turns; `text` writes about as many tokens as it is told."""
     static: Message = {"role": "system", "content": system}
     main = Conversation("main", [static])
 
@@ -110,7 +110,7 @@ def settings(bench: Bench) -> dict[str, Any]:
 
 
 def growth_of(bench: Bench) -> int:
-    """What a context needs beside the prefix."""
+    """A context needs so much beside the prefix."""
     return GROWTH + max(0, tokens_of(bench) - ANSWER_TOKENS) + ROOM_TOKENS
 
 
@@ -125,7 +125,7 @@ def plan(bench: Bench, ctx: int) -> float:
     return ours + theirs * len(bench.options.peers)
 
 
-def play(bench: Bench, result: Result) -> None:
+def play(bench: Bench, result: AgentResult) -> None:
     fitting = bench.ctx - growth_of(bench)
     if fitting < prefix_of(bench):
         raise UserError(
@@ -134,7 +134,7 @@ def play(bench: Bench, result: Result) -> None:
         )
     result["peers"] = {}
     texts: dict[str, list[str]] = {}
-    # One after the other: each has its own slots and caches, and only one is on the machine at a time.
+    # Peers go one after the other: each has its own slots and caches, and only one is on the machine at a time.
     for peer in bench.peers():
         with bench.watch(result, peer):
             result["peers"][peer.name] = {"turns": []}
@@ -146,7 +146,7 @@ def play(bench: Bench, result: Result) -> None:
 
 
 def _note_partings(result: Result, ours: list[str], upstreams: list[str]) -> None:
-    """No fault in itself: who reuses another part evaluates the rest in other batches, and these round differently."""
+    """That is no fault: who reuses another part evaluates the rest in other batches, and these round differently."""
     parted = [str(n) for n, (a, b) in enumerate(zip(ours, upstreams, strict=False), 1) if a != b]
     if parted:
         result["notes"].append(
@@ -155,8 +155,8 @@ def _note_partings(result: Result, ours: list[str], upstreams: list[str]) -> Non
         )
 
 
-def _session(bench: Bench, result: Result, peer: Peer, texts: list[str]) -> None:
-    turns: list[dict[str, Any]] = result["peers"][peer.name]["turns"]
+def _session(bench: Bench, result: AgentResult, peer: Peer, texts: list[str]) -> None:
+    turns = result["peers"][peer.name]["turns"]
     sent = Sent()
     bench.empty_caches(peer)
     peer.start()
@@ -184,13 +184,12 @@ def _session(bench: Bench, result: Result, peer: Peer, texts: list[str]) -> None
         texts.append(answer.text)
         peer.keep(conversation.name)
         bench.stats(peer, label)
-        turns.append(
-            {
-                "what": turn.what,
-                **row_of(answer, fresh),
-                "prefill_per_s": answer.timings.get("prompt_per_second"),
-            }
-        )
+        row: AgentTurn = {
+            "what": turn.what,
+            **row_of(answer, fresh),  # type: ignore[typeddict-item]  # it has no estimate
+            "prefill_per_s": answer.timings.get("prompt_per_second"),
+        }
+        turns.append(row)
         bench.hold_to_promise(result, peer, f"turn {number} ({turn.what})", answer, fresh, restores_at)
 
 
@@ -204,8 +203,8 @@ def _system_prompt(bench: Bench, peer: Peer, settings: dict[str, Any]) -> str:
     return bench.salted("\n".join(lines[: 1 + settings.get("tools", len(lines))]))
 
 
-def end(limits: dict[str, Any], result: Result) -> None:
-    """What each turn would have taken from nothing, at the speed of the first, which was evaluated whole."""
+def end(limits: Limits, result: AgentResult) -> None:
+    """Estimates what each turn would have taken from nothing, at the speed of the first, which was evaluated whole."""
     for peer in result.get("peers", {}).values():
         turns = peer["turns"]
         if not turns:
@@ -214,6 +213,7 @@ def end(limits: dict[str, Any], result: Result) -> None:
         speed = turns[0]["prefill_per_s"] or turns[0]["n_tokens"] / turns[0]["ttft_ms"] * 1000
         for turn in turns:
             turn["cold_ms_estimated"] = turn["n_tokens"] / speed * 1000 if speed else 0.0
-        if all(turn["new"] for turn in turns):
-            peer["evaluated_per_new"] = sum(turn["evaluated"] for turn in turns) / sum(turn["new"] for turn in turns)
+        new = [turn["new"] for turn in turns if turn["new"]]
+        if len(new) == len(turns):
+            peer["evaluated_per_new"] = sum(turn["evaluated"] for turn in turns) / sum(new)
         peer["ttft_ms_sum"] = sum(turn["ttft_ms"] for turn in turns)

@@ -1,4 +1,4 @@
-"""Chats that take turns in one slot: how long until the first token, by the number of the turn?
+"""Lets chats take turns in one slot: how long does the first token take, by the number of the turn?
 
 Lengths are drawn as they are in collections of real conversations (ShareGPT): most messages are short, some are very
 long, answers are longer than questions. With --chats FILE, real ones are replayed: a list of conversations in the
@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.bench import ROOM_TOKENS, Bench, Options, Sent, row_of
 from benchmarks.peers import Message, Peer, Server
 from benchmarks.progress import RunProgress
-from benchmarks.results import Result
+from benchmarks.records import ChatResult, ChatTurn, Limits
 from benchmarks.stats import percentile, summarise
 from pyrun.errors import UserError
 
@@ -26,7 +26,7 @@ CONVERSATIONS = 6
 MOST_TURNS = 8
 CONTEXT = 7900
 
-# Medians and spreads of log-normal lengths, in tokens.
+# Lengths are log-normal: these are their medians in tokens, and their spreads.
 QUESTION_TOKENS, QUESTION_SPREAD = 50, 1.2
 ANSWER_TOKENS, ANSWER_SPREAD = 170, 0.8
 MEAN_TURNS = 3.5
@@ -36,7 +36,7 @@ LONGEST_ANSWER = 128
 
 @dataclass(frozen=True)
 class Exchange:
-    question_tokens: int  # 0: the text is given
+    question_tokens: int  # 0 where the text is given
     answer_tokens: int
     question: str = ""
 
@@ -45,7 +45,7 @@ Chat = list[Exchange]
 
 
 def generate(count: int, longest_answer: int, seed: int = 7) -> list[Chat]:
-    """The same on every machine."""
+    """They are the same on every machine."""
     rng = random.Random(seed)
     chats: list[Chat] = []
     for _ in range(count):
@@ -82,7 +82,7 @@ def read_chats(path: Path, count: int, answer_tokens: int) -> list[Chat]:
 
 
 def _messages(entry: object) -> list[dict[str, Any]]:
-    """Of one conversation; what has another shape is left out."""
+    """Finds the messages of one conversation, and leaves out what has another shape."""
     found = entry.get("conversations") or entry.get("messages") if isinstance(entry, dict) else None
     return [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
 
@@ -122,7 +122,7 @@ def plan(bench: Bench, ctx: int) -> float:
     return (asked + answers) * (1 + len(bench.options.peers))
 
 
-def play(bench: Bench, result: Result) -> None:
+def play(bench: Bench, result: ChatResult) -> None:
     result["peers"] = {}
     for peer in bench.peers():
         with bench.watch(result, peer):
@@ -133,9 +133,9 @@ def play(bench: Bench, result: Result) -> None:
                 peer.stop()
 
 
-def _replay(bench: Bench, result: Result, peer: Peer, chats: list[Chat]) -> None:
-    """Turn by turn, all conversations in each: what the slot holds is always another one's."""
-    turns: list[dict[str, Any]] = result["peers"][peer.name]["turns"]
+def _replay(bench: Bench, result: ChatResult, peer: Peer, chats: list[Chat]) -> None:
+    """Each turn is played in all conversations, so that what the slot holds is always another one's."""
+    turns = result["peers"][peer.name]["turns"]
     bench.empty_caches(peer)
     peer.start()
     peer.warm_up()
@@ -172,9 +172,9 @@ def _replay(bench: Bench, result: Result, peer: Peer, chats: list[Chat]) -> None
             bench.hold_to_promise(result, peer, label, answer, fresh, restores_at)
 
 
-def end(limits: dict[str, Any], result: Result) -> None:
+def end(limits: Limits, result: ChatResult) -> None:
     for peer in result.get("peers", {}).values():
-        by_turn: dict[int, list[dict[str, Any]]] = {}
+        by_turn: dict[int, list[ChatTurn]] = {}
         for turn in peer["turns"]:
             by_turn.setdefault(turn["turn"], []).append(turn)
         peer["by_turn"] = [

@@ -1,4 +1,4 @@
-"""Many conversations with one system prompt: what each adds on disk, and how soon it is answered.
+"""Plays many conversations with one system prompt: what does each add on disk, how soon is it answered?
 
 Beside it stands what whole-state checkpoints would take: the state of all of a conversation's tokens, once per turn.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.bench import ROOM_TOKENS, Bench, Sent, row_of
 from benchmarks.peers import Message, Peer, Server
 from benchmarks.progress import RunProgress
-from benchmarks.results import Result
+from benchmarks.records import FleetResult, FleetTurn, Limits
 from benchmarks.stats import summarise
 from pyrun.errors import UserError
 
@@ -52,7 +52,7 @@ def plan(bench: Bench, ctx: int) -> float:
     return one * (1 + len(bench.options.peers))
 
 
-def play(bench: Bench, result: Result) -> None:
+def play(bench: Bench, result: FleetResult) -> None:
     if bench.ctx < needs(bench):
         raise UserError(
             f"a system prompt of {prefix_of(bench)} tokens needs a context of {needs(bench)}, not {bench.ctx}",
@@ -70,8 +70,8 @@ def play(bench: Bench, result: Result) -> None:
                 peer.stop()
 
 
-def _sail(bench: Bench, result: Result, peer: Peer) -> None:
-    turns: list[dict[str, Any]] = result["peers"][peer.name]["turns"]
+def _sail(bench: Bench, result: FleetResult, peer: Peer) -> None:
+    turns = result["peers"][peer.name]["turns"]
     bench.empty_caches(peer)
     peer.start()
     peer.warm_up()
@@ -93,10 +93,10 @@ def _sail(bench: Bench, result: Result, peer: Peer) -> None:
             by_hand = peer.keep(name)
             history.append({"role": "assistant", "content": answer.text})
             after = bench.stats(peer, label, flush=True)
-            turn: dict[str, Any] = {
+            turn: FleetTurn = {
                 "conversation": which + 1,
                 "turn": number + 1,
-                **row_of(answer, fresh),
+                **row_of(answer, fresh),  # type: ignore[typeddict-item]  # it has no bytes
                 "answer_tokens": answer.n_answer,
                 "whole_bytes": _whole(result, answer.n_prompt + answer.n_answer),
             }
@@ -110,11 +110,11 @@ def _sail(bench: Bench, result: Result, peer: Peer) -> None:
             bench.hold_to_promise(result, peer, label, answer, fresh, restores_at)
 
 
-def _whole(result: Result, n_tokens: int) -> float:
+def _whole(result: FleetResult, n_tokens: int) -> float:
     return float(n_tokens * result["per_token_bytes"] + result["fixed_bytes"])
 
 
-def end(limits: dict[str, Any], result: Result) -> None:
+def end(limits: Limits, result: FleetResult) -> None:
     for peer in result.get("peers", {}).values():
         turns = peer["turns"]
         later = [turn["ttft_ms"] for turn in turns if turn["turn"] == 1 and turn["conversation"] > 1]
@@ -132,6 +132,6 @@ def end(limits: dict[str, Any], result: Result) -> None:
         disk = [turn["disk_bytes"] for turn in turns if "disk_bytes" in turn]
         if disk:
             peer["disk_bytes"] = disk[-1]
-            # The newest checkpoint of each conversation, if only that were kept.
+            # This is what whole states would take if only the newest of each conversation were kept.
             newest = {turn["conversation"]: turn["whole_bytes"] for turn in turns}
             peer["whole_disk_bytes"] = sum(newest.values())

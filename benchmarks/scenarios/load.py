@@ -1,4 +1,4 @@
-"""Several clients at once: how much is answered, how soon, and with how many errors?
+"""Has several clients ask at once: how much is answered, how soon, and with how many errors?
 
 Every client has a conversation of its own, all with the same system prompt, and asks again as soon as it is answered.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.bench import ROOM_TOKENS, Bench
 from benchmarks.peers import Answer, Message, Peer, PeerError, Server
 from benchmarks.progress import RunProgress
-from benchmarks.results import Result
+from benchmarks.records import Limits, LoadPeer, LoadResult
 from benchmarks.stats import percentiles
 
 NAME = "load"
@@ -40,7 +40,7 @@ def settings(bench: Bench) -> dict[str, Any]:
 
 
 def needs(bench: Bench) -> int:
-    """Of one slot."""
+    """Every client has a slot of its own: this is for one."""
     options = bench.options
     return prefix_of(bench) + options.requests * (QUESTION_TOKENS + tokens_of(bench) + 32) + ROOM_TOKENS
 
@@ -51,7 +51,7 @@ def plan(bench: Bench, ctx: int) -> float:
     return (prefix_of(bench) + options.clients * options.requests * one) * (1 + len(options.peers))
 
 
-def play(bench: Bench, result: Result) -> None:
+def play(bench: Bench, result: LoadResult) -> None:
     result["peers"] = {}
     for peer in bench.peers(slots=bench.options.clients):
         with bench.watch(result, peer):
@@ -62,8 +62,8 @@ def play(bench: Bench, result: Result) -> None:
                 peer.stop()
 
 
-def _rush(bench: Bench, result: Result, peer: Peer) -> None:
-    entry: dict[str, Any] = result["peers"][peer.name]
+def _rush(bench: Bench, result: LoadResult, peer: Peer) -> None:
+    entry = result["peers"][peer.name]
     bench.empty_caches(peer)
     peer.start()
     peer.warm_up()
@@ -98,7 +98,7 @@ def _rush(bench: Bench, result: Result, peer: Peer) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            while thread.is_alive():  # in short waits, so that Ctrl-C is heard
+            while thread.is_alive():  # the waits are short, so that Ctrl-C is heard
                 thread.join(0.2)
     finally:
         stop.set()
@@ -109,7 +109,7 @@ def _rush(bench: Bench, result: Result, peer: Peer) -> None:
         )
 
 
-def _note(bench: Bench, entry: dict[str, Any], peer: Peer, label: str, answer: Answer) -> None:
+def _note(bench: Bench, entry: LoadPeer, peer: Peer, label: str, answer: Answer) -> None:
     bench.progress.say(f"{bench.model.name}: load, {label}, {peer.name}")
     bench.progress.advance(answer.evaluated, answer.n_answer)
     bench.room.record(peer.name, label, answer)
@@ -127,7 +127,7 @@ def _note(bench: Bench, entry: dict[str, Any], peer: Peer, label: str, answer: A
     )
 
 
-def end(limits: dict[str, Any], result: Result) -> None:
+def end(limits: Limits, result: LoadResult) -> None:
     for peer in result.get("peers", {}).values():
         answers = peer["answers"]
         if answers and peer.get("seconds"):

@@ -1,4 +1,4 @@
-"""The same prompt before and after a restart: how long until the first token?
+"""Sends the same prompt before and after a restart: how long does the first token take?
 
 - cold: a fresh server with an empty cache;
 - again: the same prompt at once, from the slot, as the answer of a process that never stopped;
@@ -22,16 +22,32 @@ from benchmarks.bench import OURS, ROOM_TOKENS, SIZES, UPSTREAM, Bench
 from benchmarks.limits import eval_ms, read_part, restore_limit_ms, scratch_file, speed_of
 from benchmarks.peers import Answer, Peer, Server
 from benchmarks.progress import RunProgress
-from benchmarks.results import Result, times_shorter, write_json
+from benchmarks.records import (
+    Case,
+    Limits,
+    Measured,
+    Multiple,
+    MultipleOfPhase,
+    RestartResult,
+    Result,
+    Round,
+)
+from benchmarks.results import times_shorter, write_json
 from benchmarks.stats import common_prefix, summarise
 from pyrun.errors import UserError
 
 NAME = "restart"
 ANSWER_TOKENS = 128
 PHASES = ("cold", "warm", "ram")
+# Which multiples of its limit a phase has, and what the median over the rounds is called.
+MULTIPLES: tuple[tuple[str, Multiple, MultipleOfPhase], ...] = (
+    ("warm", "times_limit", "warm_times_limit"),
+    ("warm", "times_run_limit", "warm_times_run_limit"),
+    ("ram", "times_limit", "ram_times_limit"),
+)
 # For models that go on at anchors only, the last one is this many tokens before the prompt's end at most.
 ANCHOR_TOKENS = 4
-LEAST_TWIN = 16 << 20  # bytes; less is read before a clock can tell
+LEAST_TWIN = 16 << 20  # fewer bytes are read before a clock can tell
 
 
 def size_of(name: str) -> int:
@@ -60,7 +76,7 @@ def fitting(bench: Bench, ctx: int) -> list[str]:
 
 
 def plan(bench: Bench, ctx: int) -> float:
-    """Cold, warm and from RAM, each with an answer; only upstream evaluates the prompt twice."""
+    """There are answers cold, warm and from RAM; only upstream evaluates the prompt twice."""
     options = bench.options
     answers = len(PHASES) * tokens_of(bench) * RunProgress.ANSWER_TOKEN
     sizes = [size_of(size) for size in fitting(bench, ctx)]
@@ -68,7 +84,7 @@ def plan(bench: Bench, ctx: int) -> float:
     return options.repeat * sum((1 + len(options.peers)) * (size + answers) + twice * size for size in sizes)
 
 
-def play(bench: Bench, result: Result) -> None:
+def play(bench: Bench, result: RestartResult) -> None:
     options = bench.options
     sizes = fitting(bench, bench.ctx)
     left_out = [size for size in options.sizes if size not in sizes]
@@ -82,7 +98,7 @@ def play(bench: Bench, result: Result) -> None:
     result["cases"] = []
     try:
         for size in sizes:
-            case: dict[str, Any] = {"size": size, "peers": {peer.name: {"rounds": []} for peer in peers}}
+            case: Case = {"size": size, "peers": {peer.name: {"rounds": []} for peer in peers}}
             result["cases"].append(case)
             for turn in range(options.repeat):
                 for peer in bench.standing(result, peers):
@@ -95,11 +111,11 @@ def play(bench: Bench, result: Result) -> None:
             peer.stop()
 
 
-def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn: int) -> None:
-    entry: dict[str, Any] = case["peers"][peer.name]
-    row: dict[str, Any] = {}
+def _round(bench: Bench, result: Result, case: Case, peer: Peer, turn: int) -> None:
+    entry = case["peers"][peer.name]
+    row: Round = {}
     entry["rounds"].append(row)
-    size: str = case["size"]
+    size = case["size"]
 
     def ask(phase: str, *, by_hand: bool = False) -> Answer:
         label = f"{size} {phase} {turn + 1}"
@@ -112,7 +128,7 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
     peer.start()
     if isinstance(peer, Server):
         bench.calibrate(peer)
-    # One that is not ours to empty must not know the prompt.
+    # A server that is not ours to empty must not know the prompt.
     seed = "restart" if peer.can_restart else f"restart {os.urandom(8).hex()}"
     prompt = [{"role": "user", "content": bench.text(size_of(size), seed)}]
     peer.warm_up()
@@ -135,9 +151,9 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
         peer.warm_up()
         seconds = read_part(twin, 0, n_bytes // 2) if twin is not None else 0
         warm = ask("warm", by_hand=True)
-        peer.warm_up()  # takes the slot
+        peer.warm_up()  # it takes the slot
         if twin is not None:
-            bench.stats(peer, f"{size} saved {turn + 1}", flush=True)  # nothing is written meanwhile
+            bench.stats(peer, f"{size} saved {turn + 1}", flush=True)  # so that nothing is written meanwhile
             seconds += read_part(twin, n_bytes // 2, n_bytes - n_bytes // 2)
             row["warm"]["read_bytes_per_s"] = n_bytes / seconds
     row["warm"]["page_cache"] = "dropped" if dropped else "kept"
@@ -151,7 +167,7 @@ def _round(bench: Bench, result: Result, case: dict[str, Any], peer: Peer, turn:
 
 @contextlib.contextmanager
 def _twin(peer: Peer) -> Iterator[Path | None]:
-    """A plain file as large as what our server has stored, written after that.
+    """Makes a plain file as large as what our server has stored, and written after that.
 
     Reading it, half before the restore and half afterwards, is what the restore is held against: disks, virtual ones
     above all, change their speed from one moment to the next.
@@ -165,9 +181,9 @@ def _twin(peer: Peer) -> Iterator[Path | None]:
         yield path
 
 
-def _measured(answer: Answer, stats: dict[str, Any]) -> dict[str, Any]:
+def _measured(answer: Answer, stats: dict[str, Any]) -> Measured:
     timings = answer.timings
-    row: dict[str, Any] = {
+    row: Measured = {
         "n_tokens": answer.n_prompt,
         "reused": answer.reused,
         "evaluated": answer.evaluated,
@@ -216,7 +232,7 @@ def _around(text: str, at: int) -> str:
 
 
 def _check(result: Result, size: str, warm: Answer, ram: Answer, stats: dict[str, Any]) -> None:
-    """Whether our reuse is what the store promised."""
+    """Notes where our reuse is not what the store promised."""
     allowed = ANCHOR_TOKENS if stats["restores_at"] == "anchors" else 1
     damaged = sum(stats["damaged"].values())
     for phase, answer, sources in (("warm", warm, ("cold",)), ("ram", ram, ("hot", "warm"))):
@@ -241,8 +257,8 @@ def damage(folder: Path) -> None:
                 file.write(bytes([byte[0] ^ 0x55]))
 
 
-def end(limits: dict[str, Any], result: Result) -> None:
-    """Medians over the rounds; ratios; and how far each restore is from its limit."""
+def end(limits: Limits, result: RestartResult) -> None:
+    """Adds medians over the rounds, ratios, and how far each restore is from its limit."""
     for case in result.get("cases", []):
         for peer in case["peers"].values():
             peer["ttft_ms"] = {
@@ -252,28 +268,31 @@ def end(limits: dict[str, Any], result: Result) -> None:
             }
             for row in peer["rounds"]:
                 _add_limits(limits, row)
-            for phase, multiple in (("warm", "times_limit"), ("warm", "times_run_limit"), ("ram", "times_limit")):
-                found = [row[phase][multiple] for row in peer["rounds"] if multiple in row.get(phase, {})]
+            for phase, multiple, name_in_peer in MULTIPLES:
+                found = [row[phase][multiple] for row in peer["rounds"] if phase in row and multiple in row[phase]]
                 if found:
-                    peer[f"{phase}_{multiple}"] = statistics.median(found)
+                    peer[name_in_peer] = statistics.median(found)
         for name, peer in case["peers"].items():
             if ratio := times_shorter(case, name):
                 peer["times_shorter"] = ratio
     rows = [row for case in result.get("cases", []) for peer in case["peers"].values() for row in peer["rounds"]]
-    beside = [row["warm"]["read_bytes_per_s"] for row in rows if row.get("warm", {}).get("read_bytes_per_s")]
+    beside = [row["warm"]["read_bytes_per_s"] for row in rows if "warm" in row and row["warm"].get("read_bytes_per_s")]
     if beside:
         limits["reading"]["beside_bytes_per_s"] = summarise(beside)
 
 
-def _add_limits(limits: dict[str, Any], row: dict[str, Any]) -> None:
+def _add_limits(limits: Limits, row: Round) -> None:
     if "warm" not in row or "bytes_read" not in row["warm"]:
         return
     prefill, decode = row["cold"]["prefill_per_s"], row["cold"]["decode_per_s"]
+    assert prefill is not None and decode is not None  # a server that tells of bytes tells of its speeds
     warm = row["warm"]
     run_speed = speed_of(limits)
-    for name, speed in (("limit", warm.get("read_bytes_per_s") or run_speed), ("run_limit", run_speed)):
-        limit_ms = restore_limit_ms(warm["bytes_read"], speed, warm["evaluated"], prefill, decode)
-        warm |= {f"{name}_ms": limit_ms, f"times_{name}": warm["ttft_ms"] / limit_ms}
+    speed = warm.get("read_bytes_per_s") or run_speed
+    warm["limit_ms"] = restore_limit_ms(warm["bytes_read"], speed, warm["evaluated"], prefill, decode)
+    warm["times_limit"] = warm["ttft_ms"] / warm["limit_ms"]
+    warm["run_limit_ms"] = restore_limit_ms(warm["bytes_read"], run_speed, warm["evaluated"], prefill, decode)
+    warm["times_run_limit"] = warm["ttft_ms"] / warm["run_limit_ms"]
     if "ram" in row and row["ram"].get("copy_bytes_per_s"):
         ram = row["ram"]
         copied = ram["bytes_from_ram"] - warm["bytes_from_ram"]

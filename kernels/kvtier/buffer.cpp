@@ -1,12 +1,11 @@
 #include "kvtier/buffer.h"
 
-#include "kvtier/env.h"
+#include "kvtier/blocks.h"
+#include "kvtier/thread_annotations.h"
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <list>
-#include <mutex>
 #include <new>
 #include <utility>
 
@@ -25,7 +24,7 @@ using memory = buffer::memory;
 
 constexpr size_t huge_page = size_t(2) << 20;
 
-// After memory was taken, before it is replaced: whoever took it has something to do with it, and needs the processor.
+// Memory that was taken is replaced after this time: whoever took it has something to do with it, and needs the processor.
 constexpr std::chrono::milliseconds quiet_time(200);
 
 memory allocate(size_t size) {
@@ -49,10 +48,10 @@ bool fits(size_t size, size_t wanted) {
 
 class recycler {
 public:
-    // size: what is needed; afterwards, what it is.
+    // size says what is needed and, afterwards, what was found.
     memory take(size_t & size) {
         if (size >= buffer::min_large) { // the allocator is as good for anything smaller
-            std::lock_guard<std::mutex> guard(mu);
+            mutex_lock guard(mu);
             for (auto it = idle.rbegin(); it != idle.rend(); ++it) {
                 if (fits(it->first, size)) {
                     size = it->first;
@@ -72,25 +71,25 @@ public:
         if (size < buffer::min_large) {
             return;
         }
-        std::lock_guard<std::mutex> guard(mu);
+        mutex_lock guard(mu);
         idle.emplace_back(size, std::move(bytes));
         idle_size += size;
         trim();
     }
 
     size_t bytes() {
-        std::lock_guard<std::mutex> guard(mu);
+        mutex_lock guard(mu);
         return idle_size;
     }
 
-    // Room for stock beyond max_idle_bytes.
+    // Makes room for stock beyond max_idle_bytes.
     void stock(size_t more) {
-        std::lock_guard<std::mutex> guard(mu);
+        mutex_lock guard(mu);
         stocked += more;
     }
 
     void unstock(size_t less, bool & over) {
-        std::lock_guard<std::mutex> guard(mu);
+        mutex_lock guard(mu);
         stocked -= less;
         trim();
         over = true;
@@ -99,32 +98,34 @@ public:
 
     // Waits until there are fewer than n of this size and nobody has taken any for a while. False: it is over.
     bool wait_for_less(size_t size, size_t n, const bool & over) {
-        std::unique_lock<std::mutex> lock(mu);
-        changed.wait(lock, [&] { return over || count(size) < n; });
+        mutex_lock guard(mu);
+        while (!over && count(size) >= n) {
+            changed.wait(guard);
+        }
         while (!over && std::chrono::steady_clock::now() < last_taken + quiet_time) {
-            changed.wait_until(lock, last_taken + quiet_time);
+            changed.wait_until(guard, last_taken + quiet_time);
         }
         return !over;
     }
 
 private:
-    void trim() {
+    void trim() REQUIRES(mu) {
         while (idle_size > buffer::max_idle_bytes + stocked) { // the longest unused go: another model's have another size
             idle_size -= idle.front().first;
             idle.pop_front();
         }
     }
 
-    size_t count(size_t size) const {
+    size_t count(size_t size) const REQUIRES(mu) {
         return static_cast<size_t>(std::count_if(idle.begin(), idle.end(), [&](const auto & each) { return each.first == size; }));
     }
 
-    std::mutex                            mu;
-    std::condition_variable               changed;
-    std::list<std::pair<size_t, memory>>  idle; // longest unused first
-    size_t                                idle_size = 0;
-    size_t                                stocked   = 0;
-    std::chrono::steady_clock::time_point last_taken;
+    mutex                                 mu;
+    condition                             changed;
+    std::list<std::pair<size_t, memory>>  idle GUARDED_BY(mu); // longest unused first
+    size_t                                idle_size GUARDED_BY(mu) = 0;
+    size_t                                stocked GUARDED_BY(mu)   = 0;
+    std::chrono::steady_clock::time_point last_taken GUARDED_BY(mu);
 };
 
 // Never destroyed: buffers may outlive static objects.
@@ -135,7 +136,7 @@ recycler & the_recycler() {
 
 } // namespace
 
-// Of large ones whole blocks, and so many for every place in a block that any buffer of this size can follow. What would fill
+// A large buffer gets whole blocks, and enough of them for every place in a block where its bytes may begin. What would fill
 // half a huge page or more gets a whole one: a disk writes into one piece of memory faster than into hundreds.
 static size_t memory_of(size_t size) {
     if (size < buffer::min_large) {

@@ -13,7 +13,7 @@ using namespace kvtier;
 
 static constexpr size_t mib = size_t(1) << 20;
 
-TEST(a_buffer_of_the_same_size_is_new_memory) {
+TEST(a_buffer_of_the_same_size_takes_the_freed_memory) {
     const uint8_t * first;
     {
         buffer b(3 * mib);
@@ -25,7 +25,7 @@ TEST(a_buffer_of_the_same_size_is_new_memory) {
     CHECK(beside.data() != first);
 }
 
-TEST(a_buffer_lies_otherwise_in_its_block_than_its_bytes_in_the_file) {
+TEST(a_buffer_lies_in_its_block_as_its_bytes_in_the_file) {
     for (uint64_t offset : { uint64_t(0), uint64_t(392), uint64_t(4095), uint64_t(1) << 40 | 77 }) {
         buffer large(2 * mib, offset), small(100, offset);
         CHECK(reinterpret_cast<uintptr_t>(large.data()) % block_size == offset % block_size);
@@ -34,7 +34,7 @@ TEST(a_buffer_lies_otherwise_in_its_block_than_its_bytes_in_the_file) {
     }
 }
 
-TEST(memory_of_a_buffer_is_less_than_it_needs_or_far_more) {
+TEST(memory_of_a_buffer_is_what_it_needs_and_little_more) {
     for (size_t size : { mib - 1, mib, 3 * mib - 1, 3 * mib, 5 * mib + 392, 6 * mib - 1, 40 * mib + 4096 }) {
         const size_t taken = buffer(size, 4095).memory_size();
         CHECK(taken >= size + (size < buffer::min_large ? 0 : 4095));
@@ -42,7 +42,7 @@ TEST(memory_of_a_buffer_is_less_than_it_needs_or_far_more) {
     }
 }
 
-TEST(idle_memory_grows_without_end) {
+TEST(idle_memory_has_a_limit) {
     {
         std::vector<std::unique_ptr<buffer>> many;
         for (size_t i = 0; i < 100; i++) {
@@ -57,7 +57,7 @@ TEST(idle_memory_grows_without_end) {
     CHECK(buffer::idle_bytes() == 0); // it was the newest and did not fit either
 }
 
-TEST(small_buffers_are_kept) {
+TEST(small_buffers_are_not_kept) {
     const size_t before = buffer::idle_bytes();
     {
         buffer small(1000), none(0);
@@ -66,7 +66,7 @@ TEST(small_buffers_are_kept) {
     CHECK(buffer::idle_bytes() == before);
 }
 
-// Whether it has become so within ten seconds.
+// Says whether it has become so within ten seconds.
 template <typename condition>
 static bool becomes(const condition & met) {
     for (int i = 0; i < 1000 && !met(); i++) {
@@ -75,7 +75,7 @@ static bool becomes(const condition & met) {
     return met();
 }
 
-TEST(a_stock_is_not_filled_again) {
+TEST(a_stock_is_filled_again) {
     const size_t before = buffer::idle_bytes();
     {
         buffer_stock stock(5 * mib, 40); // more than is kept without one
@@ -91,7 +91,7 @@ TEST(a_stock_is_not_filled_again) {
     CHECK(buffer::idle_bytes() <= buffer::max_idle_bytes);
 }
 
-TEST(stocked_memory_is_taken_for_a_much_smaller_buffer) {
+TEST(stocked_memory_is_not_taken_for_a_much_smaller_buffer) {
     buffer_stock stock(8 * mib, 2);
     CHECK(becomes([] { return buffer::idle_bytes() >= 16 * mib; }));
     CHECK(buffer(6 * mib).memory_size() < 7 * mib);

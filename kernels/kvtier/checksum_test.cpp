@@ -1,4 +1,5 @@
-// Against values of the reference implementation: every formula for short inputs, and both sides of each boundary.
+// Checksums are compared with values of the reference implementation: of every formula for short inputs, and of both
+// sides of each boundary.
 #include "kvtier/checksum.h"
 #include "kvtier/testing.h"
 
@@ -58,13 +59,13 @@ std::vector<uint8_t> some_bytes(size_t size) {
 
 } // namespace
 
-TEST(a_checksum_differs_from_xxh3) {
+TEST(a_checksum_is_the_one_of_xxh3) {
     for (const known_answer & known : known_answers) {
         CHECK(checksum64(some_bytes(known.size).data(), known.size) == known.checksum);
     }
 }
 
-TEST(a_checksum_depends_on_how_the_input_is_cut) {
+TEST(a_checksum_does_not_depend_on_how_the_input_is_cut) {
     for (const known_answer & known : known_answers) {
         const std::vector<uint8_t> data = some_bytes(known.size);
         for (size_t piece : { 1, 5, 63, 64, 65, 192, 256, 257, 1000, 4096 }) {
@@ -77,7 +78,7 @@ TEST(a_checksum_depends_on_how_the_input_is_cut) {
     }
 }
 
-TEST(a_flipped_bit_goes_unnoticed) {
+TEST(a_flipped_bit_changes_the_checksum) {
     for (size_t size : { 1, 7, 16, 100, 200, 300, 5000 }) {
         std::vector<uint8_t> data = some_bytes(size);
         const uint64_t       sound = checksum64(data.data(), size);

@@ -54,7 +54,7 @@ public:
         put(header_created_ms, header.created_ms);
         put(header_page_size, header.page_size);
         put(header_flags, header.flags);
-        put(header_writer, header.writer, header_backend - header_writer);
+        put(header_written_by, header.written_by, header_backend - header_written_by);
         put(header_backend, header.backend, header_size - header_backend);
         put(header_head_checksum, head_checksum(bytes.data(), bytes.size()));
         return std::move(bytes);
@@ -115,7 +115,7 @@ status decode_header(const uint8_t * data, size_t size, uint16_t kind, size_t fi
     out.created_ms  = load_le<int64_t>(data + header_created_ms);
     out.page_size   = load_le<uint32_t>(data + header_page_size);
     out.flags       = load_le<uint32_t>(data + header_flags);
-    out.writer      = get_text(data + header_writer, header_backend - header_writer);
+    out.written_by  = get_text(data + header_written_by, header_backend - header_written_by);
     out.backend     = get_text(data + header_backend, header_size - header_backend);
     if (out.page_size == 0 || out.page_size > max_page_size) {
         return bad_length("page size");

@@ -21,12 +21,12 @@ namespace kvtier {
 // What every file says about itself.
 struct file_header {
     key         fingerprint{};
-    key         name_space{};   // hash of the user; zero = anonymous
+    key         name_space{};   // hash of the user's id; zero = anonymous
     key         root{};         // H(-1) of its chain; zero in an index
     int64_t     created_ms = 0;
     uint32_t    page_size  = 0;
     uint32_t    flags      = 0;
-    std::string writer;         // version of llama-run, at most 16 bytes
+    std::string written_by;     // version of llama-run, at most 16 bytes
     std::string backend;        // that computed the state, at most 32 bytes; shown, never compared
 };
 

@@ -58,7 +58,7 @@ void reseal(bytes & b) {
 
 } // namespace
 
-TEST(golden_files_are_written_differently) {
+TEST(golden_files_are_written_again_byte_for_byte) {
     for (const coder & c : coders()) {
         const bytes file = golden(c.file);
         bytes       head = c.again(file);
@@ -67,7 +67,7 @@ TEST(golden_files_are_written_differently) {
     }
 }
 
-TEST(golden_files_mean_something_else) {
+TEST(golden_files_mean_what_they_meant) {
     const bytes  file = golden("000000000000002a.seg");
     segment_head s;
     CHECK(decode_segment(file.data(), file.size(), file.size(), s).is_ok());
@@ -80,7 +80,7 @@ TEST(golden_files_mean_something_else) {
     for (const run_entry & r : s.runs) {
         CHECK(checksum64(file.data() + r.payload_offset, r.payload_size) == r.checksum);
     }
-    CHECK(s.header.writer == "0.1.0" && s.header.backend == "cpu" && s.header.flags == format::flag_static_prefix);
+    CHECK(s.header.written_by == "0.1.0" && s.header.backend == "cpu" && s.header.flags == format::flag_static_prefix);
 
     const bytes a_file = golden("anchor.anc");
     anchor_head a;
@@ -101,7 +101,7 @@ TEST(golden_files_mean_something_else) {
     CHECK(i.hits == 4 && i.entries.size() == 1 && i.entries[0].number == 3 && i.entries[0].last_turn == 9);
 }
 
-TEST(a_changed_head_is_believed) {
+TEST(a_changed_head_is_not_believed) {
     for (const coder & c : coders()) {
         const bytes  file = golden(c.file);
         const size_t head = load_le<uint32_t>(file.data() + format::header_head_size);
@@ -120,7 +120,7 @@ TEST(a_changed_head_is_believed) {
     }
 }
 
-TEST(a_crafted_head_with_a_sound_checksum_reads_out_of_bounds) {
+TEST(a_crafted_head_with_a_sound_checksum_is_read_within_bounds) {
     // Every 32-bit word of every head is replaced by values that provoke overflow, and sealed again. Whatever decodes
     // must be coherent: the sanitizers watch the rest.
     for (const coder & c : coders()) {
@@ -138,15 +138,15 @@ TEST(a_crafted_head_with_a_sound_checksum_reads_out_of_bounds) {
     }
 }
 
-TEST(text_that_is_too_long_spills_over) {
+TEST(text_that_is_too_long_is_cut) {
     index_record r;
     r.header.page_size = 1;
-    r.header.writer    = std::string(100, 'w');
+    r.header.written_by = std::string(100, 'w');
     r.header.backend   = std::string(100, 'b');
     const bytes  out = encode_index(r);
     index_record back;
     CHECK(decode_index(out.data(), out.size(), out.size(), back).is_ok());
-    CHECK(back.header.writer == std::string(16, 'w') && back.header.backend == std::string(32, 'b'));
+    CHECK(back.header.written_by == std::string(16, 'w') && back.header.backend == std::string(32, 'b'));
 }
 
 int main() {

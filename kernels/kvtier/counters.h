@@ -32,6 +32,7 @@ namespace kvtier {
     X(skipped_queue_full,  "saves skipped because the writer was behind")               \
     X(skipped_budget,      "saves skipped because nothing could be evicted for them")   \
     X(skipped_no_space,    "saves skipped because the disk is full")                    \
+    X(skipped_exhausted,   "saves skipped because memory or file handles ran out")      \
     X(skipped_io_error,    "saves skipped because the disk failed or is read-only")     \
     X(skipped_parent,      "saves skipped because what they continue was evicted")      \
     X(evicted_segments,    "segments removed to make room")                             \

@@ -1,4 +1,4 @@
-// Power cuts. A save is cut at every single call it makes to the disk; what was not synced is dropped in three ways.
+// The power is cut. A save is cut at every single call it makes to the disk; what was not synced is dropped in three ways.
 // Then the store must open, everything committed before must restore, and whatever else is found must be right.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
@@ -19,8 +19,8 @@ struct scene {
     std::vector<std::vector<token>> possible;  // may be found in part; never wrong
 };
 
-// Prepares a disk once, then cuts `action` at each of its calls. `lossy`: the action may evict, so nothing committed is
-// promised to be whole, only to be right.
+// Prepares a disk once, then cuts `action` at each of its calls. When it is `lossy`, the action may evict, so nothing
+// committed is promised to be whole, only to be right.
 void cut_everywhere(const scene & sc, const std::function<void(store &)> & prepare,
                     const std::function<bool(store &)> & action, bool lossy = false) {
     fault_env base;
@@ -82,7 +82,7 @@ void cut_everywhere(const scene & sc, const std::function<void(store &)> & prepa
 
 } // namespace
 
-TEST(a_cut_during_a_save_loses_what_was_committed) {
+TEST(a_cut_during_a_save_loses_nothing_committed) {
     scene sc;
     sc.m.folded_size = 64;
     sc.options = sc.m.options();
@@ -101,7 +101,7 @@ TEST(a_cut_during_a_save_loses_what_was_committed) {
         [&](store & s) { return sc.m.save(s, tokens, 20, true, { 20, 70 }).is_ok(); });
 }
 
-TEST(a_cut_during_the_first_save_of_a_user_breaks_the_store) {
+TEST(a_cut_during_the_first_save_of_a_user_leaves_a_sound_store) {
     scene sc;
     sc.m.user  = "somebody";
     sc.options = sc.m.options();
@@ -109,7 +109,7 @@ TEST(a_cut_during_the_first_save_of_a_user_breaks_the_store) {
     cut_everywhere(sc, [](store &) {}, [&](store & s) { return sc.m.save(s, sc.possible[0]).is_ok(); });
 }
 
-TEST(a_cut_during_eviction_leaves_a_checkpoint_without_its_pages) {
+TEST(a_cut_during_eviction_leaves_no_checkpoint_without_its_pages) {
     scene sc;
     sc.options = sc.m.options();
     sc.options.max_bytes = 15 * disk_block + folder_growth;
@@ -131,7 +131,7 @@ TEST(a_cut_during_eviction_leaves_a_checkpoint_without_its_pages) {
         }, true);
 }
 
-TEST(a_cut_during_removal_leaves_half_a_conversation) {
+TEST(a_cut_during_removal_leaves_the_others_whole) {
     scene sc;
     sc.options = sc.m.options();
     std::vector<token> a = random_tokens(1, 50), b = random_tokens(2, 50);
@@ -152,7 +152,7 @@ TEST(a_cut_during_removal_leaves_half_a_conversation) {
 }
 
 // What the first process had not synced, the second one finds and builds upon.
-TEST(a_cut_after_a_kill_loses_what_was_committed_since) {
+TEST(a_cut_after_a_kill_loses_nothing_committed_since) {
     model m;
     m.folded_size = 64;
     const std::vector<token> a = random_tokens(1, 50), b = random_tokens(2, 50);
@@ -188,7 +188,7 @@ TEST(a_cut_after_a_kill_loses_what_was_committed_since) {
     }
 }
 
-TEST(a_folder_whose_sync_failed_is_believed_to_be_safe) {
+TEST(a_folder_whose_sync_failed_is_synced_before_the_next_commit) {
     model m;
     m.folded_size = 64;
     const std::vector<token> tokens = random_tokens(1, 50);
@@ -209,7 +209,7 @@ TEST(a_folder_whose_sync_failed_is_believed_to_be_safe) {
     }
 }
 
-TEST(a_cut_brings_back_what_a_user_has_removed) {
+TEST(a_cut_brings_nothing_back_that_was_removed) {
     model m;
     m.folded_size = 64;
     const std::vector<token> tokens = random_tokens(1, 64);
@@ -234,7 +234,7 @@ TEST(a_cut_brings_back_what_a_user_has_removed) {
     }
 }
 
-TEST(a_cut_while_opening_loses_what_was_committed) {
+TEST(a_cut_while_opening_loses_nothing_committed) {
     const model m;
     const std::vector<token> tokens = random_tokens(1, 50);
     fault_env base;
@@ -243,7 +243,7 @@ TEST(a_cut_while_opening_loses_what_was_committed) {
         CHECK(m.save(*s, tokens).is_ok());
         CHECK(m.save(*s, random_tokens(2, 50)).is_ok());
     }
-    // Something to clean up: an unfinished file and a damaged one.
+    // Opening has something to clean up: an unfinished file and a damaged one.
     const std::string folder = "/cache/" + std::string("f1") + std::string(30, '0') + "/pages/";
     base.put(folder + "tmp-9", "half");
     base.put(folder + "00000000000000aa.seg", "noise");

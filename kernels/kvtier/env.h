@@ -6,6 +6,7 @@
 // Thread safety: an env and a readable_file may be used by several threads at once; a writable_file by one at a time.
 #pragma once
 
+#include "kvtier/blocks.h"
 #include "kvtier/status.h"
 
 #include <cstddef>
@@ -34,9 +35,6 @@ struct dir_entry {
     uint64_t    size; // that a file takes on disk: of one with holes less than its length; 0 for the rest
     int64_t     modified_ms;
 };
-
-// Of every disk and file system we know of, a multiple of what direct reads ask for.
-constexpr size_t block_size = 4096;
 
 class readable_file {
 public:
@@ -99,7 +97,7 @@ public:
     virtual status remove_file(const std::string & path) = 0; // a link is removed, not what it points to
     virtual status remove_dir(const std::string & path) = 0;  // empty ones only
 
-    // Busy, naming the holder's process id, when another store has it.
+    // Busy, with the holder's process, when another store has it.
     virtual status lock_file(const std::string & path, std::unique_ptr<file_lock> & out) = 0;
 
     virtual status free_space(const std::string & path, uint64_t & out) = 0;
@@ -113,7 +111,7 @@ env & posix_env();
 // Whether an open file still lies there under its name.
 bool is_file_at(const std::string & path, int fd);
 
-// Disk space that a tree of files takes, with folders, counted as the store counts it (see disk_size in budget.h).
+// Disk space that a tree of files takes, with folders, counted as the store counts it (see blocks.h).
 // Links are counted, never followed. A folder that cannot be read is passed over; the first such problem is returned.
 status measure_tree(env & e, const std::string & path, uint64_t & bytes);
 

@@ -1,4 +1,4 @@
-// The real file system: links, folders, pipes, locks, permissions.
+// The env is tried on the real file system: on links, folders, pipes, locks and permissions.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
 #include "kvtier/unsynced_env.h"
@@ -14,7 +14,7 @@
 using namespace kvtier;
 using namespace kvtier::test;
 
-TEST(a_link_is_followed) {
+TEST(links_pipes_and_folders_are_not_taken_for_files) {
     temp_folder folder;
     env &       e = posix_env();
     CHECK(::symlink("/etc/passwd", (folder.path + "/link").c_str()) == 0);
@@ -36,7 +36,7 @@ TEST(a_link_is_followed) {
     CHECK(bytes == 2 * disk_block); // /etc is not ours
 }
 
-TEST(files_are_readable_by_others) {
+TEST(files_are_readable_by_their_owner_alone) {
     temp_folder folder;
     model       m;
     m.user = "u";
@@ -67,7 +67,7 @@ TEST(files_are_readable_by_others) {
     CHECK(n_files == 6);
 }
 
-TEST(a_second_process_gets_in) {
+TEST(a_second_process_is_told_who_holds_the_store) {
     temp_folder   folder;
     model         m;
     store_options o = m.options();
@@ -88,7 +88,7 @@ TEST(a_second_process_gets_in) {
     CHECK(s != nullptr);
 }
 
-TEST(a_folder_without_permission_is_a_crash) {
+TEST(a_folder_without_permission_is_an_error_that_says_so) {
     if (::geteuid() == 0) {
         return; // root may do everything
     }
@@ -103,7 +103,7 @@ TEST(a_folder_without_permission_is_a_crash) {
     CHECK(::chmod(folder.path.c_str(), 0700) == 0);
 }
 
-TEST(large_reads_and_writes_are_cut_wrongly) {
+TEST(large_reads_and_writes_come_back_whole) {
     temp_folder folder;
     env &       e = posix_env();
     std::vector<std::vector<uint8_t>> parts;
@@ -134,7 +134,7 @@ TEST(large_reads_and_writes_are_cut_wrongly) {
     CHECK(r->read(1, in.data(), in.size()).is_corrupt());
 }
 
-// As after a restart of the machine, where the file system can forget.
+// Leaves the file as after a restart of the machine, where the file system can forget.
 static void drop_from_page_cache(const std::string & path) {
 #if defined(POSIX_FADV_DONTNEED)
     const int fd = ::open(path.c_str(), O_RDONLY);
@@ -152,7 +152,7 @@ static void drop_all_from_page_cache(const std::string & folder) {
     }
 }
 
-TEST(blocks_have_other_bytes_than_the_file) {
+TEST(blocks_have_the_bytes_of_the_file) {
     temp_folder          folder;
     env &                e    = posix_env();
     const std::string    path = folder.path + "/f";
@@ -197,8 +197,9 @@ TEST(blocks_have_other_bytes_than_the_file) {
     }
 }
 
-// Runs of more than a block and less, an anchor of several parts: at any place within a block, in and out of the page cache.
-TEST(large_state_comes_back_from_a_disk_as_another) {
+// Runs have more than a block and less, an anchor has several parts; they begin at any place within a block, in and out of
+// the page cache.
+TEST(large_state_comes_back_from_a_disk_as_it_was) {
     for (size_t bytes_per_token : { size_t(100000), size_t(65536) }) {
         temp_folder folder;
         model       m;
@@ -228,7 +229,7 @@ TEST(large_state_comes_back_from_a_disk_as_another) {
     }
 }
 
-TEST(a_file_is_taken_for_another_of_its_name) {
+TEST(a_file_is_not_taken_for_another_of_its_name) {
     temp_folder       folder;
     const std::string path = folder.path + "/lock";
     const int         fd   = ::open(path.c_str(), O_RDWR | O_CREAT, 0600);
@@ -241,7 +242,7 @@ TEST(a_file_is_taken_for_another_of_its_name) {
     ::close(fd);
 }
 
-TEST(one_file_that_stays_keeps_the_rest_of_a_tree) {
+TEST(one_file_that_stays_does_not_keep_the_rest_of_a_tree) {
     failing_env disk;
     disk.put_folder("/tree");
     disk.put_folder("/tree/1-closed");
@@ -263,8 +264,8 @@ TEST(one_file_that_stays_keeps_the_rest_of_a_tree) {
     CHECK(remove_tree(disk, "/tree", &freed).is_miss());
 }
 
-// Sound in its head, it asks for more memory than there is.
-TEST(a_hole_in_place_of_state_is_given_memory) {
+// The file is sound in its head, and asks for more memory than there is.
+TEST(a_hole_in_place_of_state_is_given_no_memory) {
     temp_folder  folder;
     unsynced_env disk;
     model        m;
@@ -301,7 +302,7 @@ TEST(a_hole_in_place_of_state_is_given_memory) {
     CHECK(m.restore(*s, tokens) == 64);
 }
 
-TEST(names_take_what_they_did_not_give) {
+TEST(only_names_that_were_given_are_taken) {
     uint64_t id     = 0;
     uint32_t number = 0;
     key      k;

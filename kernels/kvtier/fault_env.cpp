@@ -14,25 +14,19 @@ static std::string folder_of(const std::string & path) {
     return slash == std::string::npos ? "" : path.substr(0, slash);
 }
 
-static void pause(uint64_t us) {
-    if (us > 0) {
-        std::this_thread::sleep_for(std::chrono::microseconds(us));
-    }
-}
-
 class fault_readable : public readable_file {
 public:
     fault_readable(fault_env & owner, std::string path, std::shared_ptr<fault_env::node> file)
         : owner(owner), path(std::move(path)), file(std::move(file)) {}
 
     uint64_t size() const override {
-        std::lock_guard<std::mutex> guard(owner.mu);
+        mutex_lock guard(owner.mu);
         return file->bytes.size();
     }
 
     status read(uint64_t offset, const span * parts, size_t n_parts) const override {
-        pause(owner.delay_us);
-        std::lock_guard<std::mutex> guard(owner.mu);
+        owner.pause();
+        mutex_lock guard(owner.mu);
         if (status s = owner.before(path, false); !s.is_ok()) {
             return s;
         }
@@ -70,8 +64,8 @@ public:
         : owner(owner), path(std::move(path)), file(std::move(file)) {}
 
     status append(const const_span * parts, size_t n_parts) override {
-        pause(owner.delay_us);
-        std::lock_guard<std::mutex> guard(owner.mu);
+        owner.pause();
+        mutex_lock guard(owner.mu);
         std::string bytes;
         for (size_t i = 0; i < n_parts; i++) {
             bytes.append(static_cast<const char *>(parts[i].data), parts[i].size);
@@ -94,7 +88,7 @@ public:
     }
 
     status sync() override {
-        std::lock_guard<std::mutex> guard(owner.mu);
+        mutex_lock guard(owner.mu);
         if (status s = owner.before(path, true); !s.is_ok()) {
             return s;
         }
@@ -103,7 +97,7 @@ public:
     }
 
     status close() override {
-        std::lock_guard<std::mutex> guard(owner.mu);
+        mutex_lock guard(owner.mu);
         return owner.before(path, false);
     }
 
@@ -117,7 +111,7 @@ class fault_lock : public file_lock {
 public:
     fault_lock(fault_env & owner, std::string path) : owner(owner), path(std::move(path)) {}
     ~fault_lock() override {
-        std::lock_guard<std::mutex> guard(owner.mu);
+        mutex_lock guard(owner.mu);
         owner.locks.erase(path);
     }
 
@@ -125,6 +119,17 @@ private:
     fault_env &       owner;
     const std::string path;
 };
+
+void fault_env::pause() const {
+    uint64_t us;
+    {
+        mutex_lock guard(mu);
+        us = delay_us;
+    }
+    if (us > 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(us));
+    }
+}
 
 fault_env::fault_env() = default;
 fault_env::~fault_env() = default;
@@ -186,24 +191,24 @@ uint64_t fault_env::size_of(const node & file) {
 }
 
 void fault_env::fail_at(size_t n, fault what) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     fault_at = n_calls + n;
     fault_is = what;
 }
 
 size_t fault_env::calls() const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     return n_calls;
 }
 
 void fault_env::reset_calls() {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     n_calls  = 0;
     fault_at = 0;
 }
 
 void fault_env::power_cut(cut_mode mode) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     const bool is_kill = fault_is == fault::kill;
     locks.clear();
     dead      = false;
@@ -244,27 +249,27 @@ void fault_env::power_cut(cut_mode mode) {
 }
 
 void fault_env::set_read_only(bool on) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     read_only = on;
 }
 
 void fault_env::set_capacity(uint64_t bytes) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     capacity = bytes;
 }
 
 void fault_env::set_delay_us(uint64_t us) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     delay_us = us;
 }
 
 void fault_env::set_now_ms(int64_t ms) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     clock_ms = ms;
 }
 
 std::vector<std::string> fault_env::files() const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     std::vector<std::string> out;
     for (const auto & [path, file] : now) {
         if (file->type == file_type::file) {
@@ -275,18 +280,18 @@ std::vector<std::string> fault_env::files() const {
 }
 
 bool fault_env::exists(const std::string & path) const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     return now.count(path) != 0;
 }
 
 std::string fault_env::get(const std::string & path) const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     const auto it = now.find(path);
     return it == now.end() ? "" : it->second->bytes;
 }
 
 void fault_env::put(const std::string & path, const std::string & bytes) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     auto file = std::make_shared<node>();
     file->bytes = file->synced = bytes;
     add_name(path, file);
@@ -294,7 +299,7 @@ void fault_env::put(const std::string & path, const std::string & bytes) {
 }
 
 void fault_env::damage(const std::string & path) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     const auto it = now.find(path);
     if (it != now.end() && !it->second->bytes.empty()) {
         it->second->bytes.back() ^= 1;
@@ -303,7 +308,7 @@ void fault_env::damage(const std::string & path) {
 }
 
 void fault_env::put_folder(const std::string & path) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     auto folder = std::make_shared<node>();
     folder->type = file_type::folder;
     add_name(path, folder);
@@ -311,7 +316,7 @@ void fault_env::put_folder(const std::string & path) {
 }
 
 void fault_env::put_link(const std::string & path) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     auto link = std::make_shared<node>();
     link->type = file_type::other;
     add_name(path, link);
@@ -319,13 +324,13 @@ void fault_env::put_link(const std::string & path) {
 }
 
 void fault_env::erase(const std::string & path) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     now.erase(path);
     durable.erase(path);
 }
 
 uint64_t fault_env::disk_bytes() const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     uint64_t bytes = 0;
     for (const auto & [path, file] : now) {
         bytes += size_of(*file);
@@ -334,13 +339,14 @@ uint64_t fault_env::disk_bytes() const {
 }
 
 uint64_t fault_env::bytes_appended() const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     return appended;
 }
 
 std::unique_ptr<fault_env> fault_env::clone() const {
-    std::lock_guard<std::mutex> guard(mu);
-    auto copy = std::make_unique<fault_env>();
+    mutex_lock guard(mu);
+    auto       copy = std::make_unique<fault_env>();
+    mutex_lock copy_guard(copy->mu);
     for (const auto & [path, file] : now) {
         copy->now[path] = std::make_shared<node>(*file);
     }
@@ -353,7 +359,7 @@ std::unique_ptr<fault_env> fault_env::clone() const {
 }
 
 status fault_env::open_file(const std::string & path, std::unique_ptr<readable_file> & out) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (status s = before(path, false); !s.is_ok()) {
         return s;
     }
@@ -369,7 +375,7 @@ status fault_env::open_file(const std::string & path, std::unique_ptr<readable_f
 }
 
 status fault_env::create_file(const std::string & path, std::unique_ptr<writable_file> & out) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (status s = before(path, true); !s.is_ok()) {
         return s;
     }
@@ -385,7 +391,7 @@ status fault_env::create_file(const std::string & path, std::unique_ptr<writable
 }
 
 status fault_env::make_dir(const std::string & path) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     // A folder that is there is ok even on a disk that cannot be written.
     const auto it = now.find(path);
     if (status s = before(path, it == now.end()); !s.is_ok()) {
@@ -402,7 +408,7 @@ status fault_env::make_dir(const std::string & path) {
 }
 
 status fault_env::list_dir(const std::string & path, std::vector<dir_entry> & out) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     out.clear();
     if (status s = before(path, false); !s.is_ok()) {
         return s;
@@ -422,7 +428,7 @@ status fault_env::list_dir(const std::string & path, std::vector<dir_entry> & ou
 }
 
 status fault_env::folder_size(const std::string & path, uint64_t & out) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (status s = before(path, false); !s.is_ok()) {
         return s;
     }
@@ -435,7 +441,7 @@ status fault_env::folder_size(const std::string & path, uint64_t & out) {
 }
 
 status fault_env::sync_dir(const std::string & path) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (status s = before(path, true); !s.is_ok()) {
         return s;
     }
@@ -455,7 +461,7 @@ status fault_env::sync_dir(const std::string & path) {
 }
 
 status fault_env::rename(const std::string & from, const std::string & to) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (status s = before(from, true); !s.is_ok()) {
         return s;
     }
@@ -486,7 +492,7 @@ status fault_env::rename(const std::string & from, const std::string & to) {
 }
 
 status fault_env::remove_file(const std::string & path) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (status s = before(path, true); !s.is_ok()) {
         return s;
     }
@@ -502,7 +508,7 @@ status fault_env::remove_file(const std::string & path) {
 }
 
 status fault_env::remove_dir(const std::string & path) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (status s = before(path, true); !s.is_ok()) {
         return s;
     }
@@ -519,7 +525,7 @@ status fault_env::remove_dir(const std::string & path) {
 }
 
 status fault_env::lock_file(const std::string & path, std::unique_ptr<file_lock> & out) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     const auto it = now.find(path);
     if (status s = before(path, true); !s.is_ok()) {
         return s;
@@ -528,7 +534,7 @@ status fault_env::lock_file(const std::string & path, std::unique_ptr<file_lock>
         return status::corrupt(damage::wrong_type, path + ": not a plain file");
     }
     if (!locks.insert(path).second) {
-        return status::busy(path + ": held by process 1");
+        return status::busy(path + ": held by process 1", 1);
     }
     if (it == now.end()) {
         now[path] = std::make_shared<node>();
@@ -539,7 +545,7 @@ status fault_env::lock_file(const std::string & path, std::unique_ptr<file_lock>
 }
 
 status fault_env::free_space(const std::string & path, uint64_t & out) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (status s = before(path, false); !s.is_ok()) {
         return s;
     }
@@ -549,7 +555,7 @@ status fault_env::free_space(const std::string & path, uint64_t & out) {
 }
 
 int64_t fault_env::now_ms() {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     return clock_ms;
 }
 

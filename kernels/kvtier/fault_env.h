@@ -1,4 +1,4 @@
-// A file system in memory that fails on purpose. For tests only.
+// A file system in memory that fails on purpose. Only tests use it.
 //
 // It keeps two copies of the truth: what a running process sees, and what would be left after a power cut. A file's
 // bytes reach the second copy by sync(), a name by sync_dir() of its folder. Calls are counted; a test runs an
@@ -8,10 +8,10 @@
 #pragma once
 
 #include "kvtier/env.h"
+#include "kvtier/thread_annotations.h"
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -28,7 +28,7 @@ enum class fault : uint8_t {
     kill,         // like cut, but only the process dies: everything done so far stays
 };
 
-// What becomes of data that was not synced when the power goes.
+// This becomes of data that was not synced when the power goes.
 enum class cut_mode : uint8_t {
     strict,       // nothing of it is left: no byte, no name
     names_first,  // names are there, bytes are not: files that were not synced are empty
@@ -51,7 +51,7 @@ public:
     void set_delay_us(uint64_t us);           // of each append and each read: a slow disk
     void set_now_ms(int64_t now);
 
-    // A test's hands on the disk, uncounted and without faults.
+    // A test reaches the disk with these; they are not counted and meet no faults.
     std::vector<std::string> files() const;   // paths of all files, sorted
     bool                     exists(const std::string & path) const;
     std::string              get(const std::string & path) const;
@@ -90,24 +90,25 @@ private:
     };
     using tree = std::map<std::string, std::shared_ptr<node>>; // by full path
 
-    status before(const std::string & path, bool changes, fault * met = nullptr); // mu held
-    uint64_t used() const;                                                        // mu held
-    void     add_name(const std::string & path, std::shared_ptr<node> file);      // mu held
+    status   before(const std::string & path, bool changes, fault * met = nullptr) REQUIRES(mu);
+    uint64_t used() const REQUIRES(mu);
+    void     add_name(const std::string & path, std::shared_ptr<node> file) REQUIRES(mu);
+    void     pause() const; // as long as a slow disk takes
     static uint64_t size_of(const node & file);
 
-    mutable std::mutex    mu;
-    tree                  now;
-    tree                  durable;
-    std::set<std::string> locks;
-    size_t                n_calls   = 0;
-    size_t                fault_at  = 0;
-    fault                 fault_is  = fault::none;
-    bool                  dead      = false;
-    bool                  read_only = false;
-    uint64_t              capacity  = 0;
-    uint64_t              delay_us  = 0;
-    uint64_t              appended  = 0;
-    int64_t               clock_ms  = 1700000000000;
+    mutable mutex         mu; // guards the nodes, too
+    tree                  now GUARDED_BY(mu);
+    tree                  durable GUARDED_BY(mu);
+    std::set<std::string> locks GUARDED_BY(mu);
+    size_t                n_calls GUARDED_BY(mu)   = 0;
+    size_t                fault_at GUARDED_BY(mu)  = 0;
+    fault                 fault_is GUARDED_BY(mu)  = fault::none;
+    bool                  dead GUARDED_BY(mu)      = false;
+    bool                  read_only GUARDED_BY(mu) = false;
+    uint64_t              capacity GUARDED_BY(mu)  = 0;
+    uint64_t              delay_us GUARDED_BY(mu)  = 0;
+    uint64_t              appended GUARDED_BY(mu)  = 0;
+    int64_t               clock_ms GUARDED_BY(mu)  = 1700000000000;
 };
 
 } // namespace kvtier

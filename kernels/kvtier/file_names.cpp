@@ -2,12 +2,19 @@
 
 #include "kvtier/blake2b.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace kvtier {
 
 static constexpr char domain_user[] = "llama-run user 1";
 static constexpr char digits[]      = "0123456789abcdef";
+
+bool is_user_id(const std::string & text) {
+    return text.size() <= max_user_id && std::all_of(text.begin(), text.end(), [](char c) {
+        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+    });
+}
 
 key user_key(const std::string & user) {
     key out{};
@@ -97,8 +104,8 @@ std::string parent(const std::string & path) {
     return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
-std::string name_space_dir(const std::string & model_dir, const key & name_space) {
-    return name_space == key{} ? model_dir : model_dir + "/" + users + "/" + hex(name_space);
+bool is_in(const std::string & path, const std::string & folder) {
+    return path.compare(0, folder.size(), folder) == 0 && (path.size() == folder.size() || path[folder.size()] == '/');
 }
 
 std::string segment(uint64_t id)         { return hex(id) + segment_suffix; }
@@ -107,6 +114,11 @@ std::string checkpoint(uint32_t number)  { return checkpoint_prefix + std::to_st
 std::string temp(uint64_t number)        { return temp_prefix + std::to_string(number); }
 std::string removed(const key & fingerprint, int64_t now_ms) {
     return removed_prefix + hex(fingerprint) + "-" + std::to_string(now_ms);
+}
+
+// A name may be as long as the system allows; what is added in front must still fit.
+std::string aside(const std::string & name, int64_t now_ms, uint64_t number) {
+    return std::to_string(now_ms) + "-" + std::to_string(number) + "-" + name.substr(0, 100);
 }
 
 bool parse_segment(const std::string & name, uint64_t & id) {
@@ -141,4 +153,24 @@ bool is_removed(const std::string & name) {
 }
 
 } // namespace names
+
+file_layout::file_layout(const std::string & root_dir, const key & fingerprint)
+    : root_(root_dir), model_(names::join(root_dir, hex(fingerprint))) {}
+
+std::string file_layout::tag() const        { return names::join(root_, names::tag_file); }
+std::string file_layout::lock() const       { return names::join(model_, names::lock_file); }
+std::string file_layout::users() const      { return names::join(model_, names::users); }
+std::string file_layout::quarantine() const { return names::join(model_, names::quarantine); }
+
+std::string file_layout::name_space(const key & name_space) const {
+    return name_space == key{} ? model_ : names::join(users(), hex(name_space));
+}
+
+std::string file_layout::pages(const key & of) const   { return names::join(name_space(of), names::pages); }
+std::string file_layout::anchors(const key & of) const { return names::join(name_space(of), names::anchors); }
+
+std::string file_layout::conversation(const key & of, uint64_t hash) const {
+    return names::join(name_space(of), hex(hash));
+}
+
 } // namespace kvtier

@@ -19,8 +19,13 @@
 
 namespace kvtier {
 
-// Hash of a user id: the name of its folder. The empty id is the anonymous user, all zeros, and has no folder.
+// The name space of a user: the hash of the user's id, which names a folder. The empty id is the anonymous user's, whose name
+// space is all zeros and has no folder of its own.
 key user_key(const std::string & user);
+
+// The rule of ids: letters, digits, _ and -, so many at most. The empty one is the anonymous user's.
+constexpr size_t max_user_id = 512;
+bool is_user_id(const std::string & text);
 
 std::string hex(const key & k);
 std::string hex(uint64_t value); // 16 digits
@@ -49,12 +54,13 @@ constexpr uint32_t max_checkpoint = 1000000000;
 
 std::string join(const std::string & folder, const std::string & name);
 std::string parent(const std::string & path);
-std::string name_space_dir(const std::string & model_dir, const key & name_space);
+bool        is_in(const std::string & path, const std::string & folder); // or is the folder itself
 std::string segment(uint64_t id);
 std::string anchor(const key & k);
 std::string checkpoint(uint32_t number);
 std::string temp(uint64_t number);
 std::string removed(const key & fingerprint, int64_t now_ms);
+std::string aside(const std::string & name, int64_t now_ms, uint64_t number); // of a damaged file, in quarantine
 
 bool parse_segment(const std::string & name, uint64_t & id);
 bool parse_anchor(const std::string & name, key & k);
@@ -63,4 +69,29 @@ bool is_temp(const std::string & name);
 bool is_removed(const std::string & name);
 
 } // namespace names
+
+// Where the files of one model are.
+class file_layout {
+public:
+    file_layout(const std::string & root_dir, const key & fingerprint);
+
+    const std::string & root() const { return root_; }
+    const std::string & model() const { return model_; }
+
+    std::string tag() const;
+    std::string lock() const;
+    std::string users() const;
+    std::string quarantine() const;
+
+    // name_space: whose they are; the anonymous user's are in the model's own folder.
+    std::string name_space(const key & name_space) const;
+    std::string pages(const key & name_space) const;
+    std::string anchors(const key & name_space) const;
+    std::string conversation(const key & name_space, uint64_t hash) const;
+
+private:
+    const std::string root_;
+    const std::string model_;
+};
+
 } // namespace kvtier

@@ -37,7 +37,7 @@ constexpr size_t header_root          = 64;  // 16 bytes
 constexpr size_t header_created_ms    = 80;  // i64
 constexpr size_t header_page_size     = 88;  // u32
 constexpr size_t header_flags         = 92;  // u32
-constexpr size_t header_writer        = 96;  // 16 bytes
+constexpr size_t header_written_by    = 96;  // 16 bytes
 constexpr size_t header_backend       = 112; // 32 bytes
 constexpr size_t header_size          = 144;
 

@@ -77,7 +77,7 @@ key root_key(const chain_root & root) {
     key_hasher hasher(domain_root);
     hasher.add(root.fingerprint);
     hasher.add(root.page_size);
-    hasher.add(root.name_space);
+    hasher.add(root.user);
     hasher.add(static_cast<uint32_t>(root.adapters.size()));
     for (const adapter & a : root.adapters) {
         hasher.add(a.content);

@@ -31,7 +31,7 @@ struct adapter {
 struct chain_root {
     key                  fingerprint; // model and everything that shapes its state
     uint32_t             page_size;   // tokens per page
-    std::string          name_space;  // user; empty = anonymous
+    std::string          user;        // id; empty = anonymous
     std::vector<adapter> adapters;    // active ones, in the order in which they are applied
 };
 

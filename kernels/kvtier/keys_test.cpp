@@ -45,14 +45,14 @@ static chain_root example_root() {
     return { fingerprint, 4, "", {} };
 }
 
-TEST(blake2b_differs_from_the_rfc) {
+TEST(blake2b_is_the_one_of_the_rfc) {
     CHECK(blake2b_hex("abc", 64) ==
           "ba80a53f981c4d0d6a2797b69f12f6e94c212f14685ac4b74b12bb6fdbffa2d1"
           "7d87c5392aab792dc252d5de4533cc9518d38aa8dbf1925ab92386edd4009923");
     CHECK(blake2b_hex("", 16) == "cae66941d9efbd404e4d88758ea67670");
 }
 
-TEST(blake2b_depends_on_how_the_input_is_cut) {
+TEST(blake2b_does_not_depend_on_how_the_input_is_cut) {
     const std::string text(1000, 'x');
     for (size_t cut : { size_t(0), size_t(1), size_t(127), size_t(128), size_t(129), size_t(256), size_t(999) }) {
         blake2b hash(16);
@@ -64,7 +64,7 @@ TEST(blake2b_depends_on_how_the_input_is_cut) {
     }
 }
 
-TEST(conversation_hash_differs_from_fnv1a) {
+TEST(a_conversation_hash_is_fnv1a) {
     const token one[] = { 1 };
     const token negative[] = { -1 };
     CHECK(conversation_hash(nullptr, 0) == 0xcbf29ce484222325u);
@@ -72,7 +72,7 @@ TEST(conversation_hash_differs_from_fnv1a) {
     CHECK(conversation_hash(negative, 1) == 0x994f76653e2a3951u);
 }
 
-TEST(conversation_hash_looks_past_its_window) {
+TEST(a_conversation_hash_looks_no_further_than_its_window) {
     std::vector<token> tokens = counting_tokens(n_conversation_tokens + 1);
     const uint64_t full = conversation_hash(tokens.data(), n_conversation_tokens);
     CHECK(full == 0xb132ca6ceb3d4c25u);
@@ -81,7 +81,7 @@ TEST(conversation_hash_looks_past_its_window) {
     CHECK(conversation_hash(tokens.data(), tokens.size()) != full);
 }
 
-TEST(keys_differ_from_the_ones_on_disk) {
+TEST(keys_are_the_ones_on_disk) {
     const std::vector<token> tokens = counting_tokens(11);
     const chain_root root = example_root();
     CHECK(hex(root_key(root)) == "a7ba0d8e1b923af91c456db1d91872a8");
@@ -92,18 +92,18 @@ TEST(keys_differ_from_the_ones_on_disk) {
     CHECK(hex(keys.at(1)) == "ae688e4a05a2e03ac901de2c43e00129");
 
     chain_root with_user = root;
-    with_user.name_space = "alice";
+    with_user.user = "alice";
     with_user.adapters   = { { root.fingerprint, 0.5f } };
     CHECK(hex(root_key(with_user)) == "f52616f12c2266f5c805f572ce5b8f94");
 }
 
-TEST(a_root_ignores_one_of_its_parts) {
+TEST(a_root_depends_on_each_of_its_parts) {
     const chain_root base = example_root();
     chain_root       other = base;
     other.page_size = 8;
     CHECK(root_key(other) != root_key(base));
     other = base;
-    other.name_space = "a";
+    other.user = "a";
     CHECK(root_key(other) != root_key(base));
     other = base;
     other.fingerprint[15] ^= 1;
@@ -113,7 +113,7 @@ TEST(a_root_ignores_one_of_its_parts) {
     CHECK(root_key(other) != root_key(base));
 }
 
-TEST(a_page_key_forgets_what_came_before) {
+TEST(a_page_key_depends_on_what_came_before) {
     const chain_root   root = example_root();
     std::vector<token> a = counting_tokens(8);
     std::vector<token> b = a;

@@ -42,7 +42,7 @@ static constexpr uint32_t n_turns = 6;
     }
 }
 
-TEST(a_kill_loses_a_committed_turn) {
+TEST(a_kill_loses_no_committed_turn) {
     char name[] = "/tmp/kvtier-kill-XXXXXX";
     const std::string folder = ::mkdtemp(name);
     model m;

@@ -1,4 +1,4 @@
-// A restore that is used while it is being read.
+// A restore is used while it is being read.
 #include "kvtier/file_names.h"
 #include "kvtier/loading.h"
 #include "kvtier/store_testing.h"
@@ -35,7 +35,7 @@ private:
     std::string             held;
 };
 
-// One page a file.
+// The store of this fixture writes one page a file.
 struct paged {
     model              m;
     std::vector<token> tokens = random_tokens(1, 20 * 16);
@@ -72,7 +72,7 @@ struct paged {
 
 } // namespace
 
-TEST(what_has_come_waits_for_the_rest) {
+TEST(what_has_come_does_not_wait_for_the_rest) {
     stuck_disk  disk;
     const paged p;
     auto        s = open(disk, p.options());
@@ -102,7 +102,7 @@ TEST(what_has_come_waits_for_the_rest) {
     CHECK(s->stats().values.loads == 1);
 }
 
-TEST(waiting_for_almost_all_ends_before_the_end) {
+TEST(waiting_for_all_ends_at_the_end) {
     stuck_disk  disk;
     const paged p;
     auto        s = open(disk, p.options());
@@ -122,7 +122,7 @@ TEST(waiting_for_almost_all_ends_before_the_end) {
     friendly.join();
 }
 
-TEST(a_damaged_page_spoils_those_before_it) {
+TEST(a_damaged_page_leaves_those_before_it) {
     fault_env   disk;
     const paged p;
     auto        s = open(disk, p.options());
@@ -143,7 +143,7 @@ TEST(a_damaged_page_spoils_those_before_it) {
     CHECK(p.m.restore(*s, p.tokens) == 12 * 16);
 }
 
-TEST(a_damaged_anchor_is_given_out) {
+TEST(a_damaged_anchor_is_not_given_out) {
     fault_env disk;
     paged     p;
     p.m.folded_size = 20 << 20; // several parts, read by several threads
@@ -162,7 +162,7 @@ TEST(a_damaged_anchor_is_given_out) {
     }
 }
 
-TEST(a_restore_that_nobody_waits_for_is_read_to_the_end) {
+TEST(a_restore_that_nobody_waits_for_is_not_read_to_the_end) {
     fault_env   disk;
     const paged p;
     auto        s = open(disk, p.options());
@@ -178,7 +178,7 @@ TEST(a_restore_that_nobody_waits_for_is_read_to_the_end) {
     CHECK(p.m.restore(*s, p.tokens) == p.tokens.size());
 }
 
-TEST(what_is_in_ram_is_read_again) {
+TEST(what_is_in_ram_is_not_read_again) {
     fault_env   disk;
     const paged p;
     auto        options = p.options();

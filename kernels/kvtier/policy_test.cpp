@@ -1,4 +1,4 @@
-// Decisions as tables, and the RAM tier that acts on them.
+// Decisions are checked as tables, and so is the RAM tier that acts on them.
 #include "kvtier/fingerprint.h"
 #include "kvtier/policy.h"
 #include "kvtier/ram_tier.h"
@@ -8,7 +8,7 @@
 
 using namespace kvtier;
 
-TEST(a_tier_starts_a_turn_early_or_late) {
+TEST(a_tier_starts_at_its_turn) {
     const tier_windows w;
     const tier expected[] = { tier::hot, tier::hot, tier::warm, tier::warm, tier::cold, tier::cold };
     for (uint64_t idle = 0; idle < 6; idle++) {
@@ -17,7 +17,7 @@ TEST(a_tier_starts_a_turn_early_or_late) {
     }
 }
 
-TEST(something_precious_scores_below_something_stale) {
+TEST(what_is_precious_scores_above_what_is_stale) {
     object_facts plain;
     plain.bytes = 10 << 20;
     const auto score = [](object_facts f) { return keep_score(f); };
@@ -47,7 +47,7 @@ TEST(something_precious_scores_below_something_stale) {
     CHECK(score(future) == score(plain));
 }
 
-TEST(thinning_drops_the_static_prefix_or_the_newest) {
+TEST(thinning_keeps_the_static_prefix_and_the_newest) {
     std::vector<anchor_facts> anchors;
     for (uint32_t i = 1; i <= 40; i++) {
         anchors.push_back({ i * 100, i == 3 });
@@ -62,7 +62,7 @@ TEST(thinning_drops_the_static_prefix_or_the_newest) {
     CHECK(thin_anchors({ { 5, true } }, 0).empty());
 }
 
-TEST(the_slower_way_is_taken) {
+TEST(the_faster_way_is_taken) {
     restore_facts f;
     CHECK(!restore_or_recompute(f).restore); // nothing to restore
     f.n_tokens   = 15500;
@@ -84,7 +84,7 @@ static key numbered(uint8_t n) {
     return k;
 }
 
-TEST(the_ram_tier_exceeds_its_budget) {
+TEST(the_ram_tier_keeps_its_budget) {
     ram_tier ram(1000, {});
     std::vector<blob> held;
     for (uint8_t i = 0; i < 200; i++) {
@@ -103,7 +103,7 @@ TEST(the_ram_tier_exceeds_its_budget) {
     CHECK(!ram.put(object_kind::page, {}, numbered(250), std::make_shared<buffer>(1001), 1));
 }
 
-TEST(what_is_in_use_is_dropped_for_nothing) {
+TEST(what_is_in_use_is_not_dropped_for_nothing) {
     ram_tier ram(300, {});
     const blob used = std::make_shared<buffer>(300);
     CHECK(ram.put(object_kind::page, {}, numbered(1), used, 1));
@@ -112,7 +112,7 @@ TEST(what_is_in_use_is_dropped_for_nothing) {
     CHECK(ram.get(object_kind::anchor, numbered(1), 1) == nullptr); // same key, another kind
 }
 
-TEST(one_users_burst_pushes_the_others_out) {
+TEST(one_users_burst_leaves_the_others_their_share) {
     ram_tier ram(1000, {});
     const key alice = numbered(1);
     const key bob   = numbered(2);
@@ -138,7 +138,7 @@ TEST(one_users_burst_pushes_the_others_out) {
     CHECK(kept == 5); // her burst leaves him his half
 }
 
-TEST(a_hit_does_not_make_hot) {
+TEST(a_hit_makes_hot) {
     ram_tier ram(1000, {});
     tier     where = tier::cold;
     CHECK(ram.put(object_kind::page, {}, numbered(1), std::make_shared<buffer>(10), 1));
@@ -151,7 +151,7 @@ TEST(a_hit_does_not_make_hot) {
     CHECK(ram.size() == 0);
 }
 
-TEST(a_fingerprint_depends_on_order_or_ignores_a_field) {
+TEST(a_fingerprint_depends_on_every_field_and_not_on_their_order) {
     const auto build = [](bool swapped, const std::string & kv, double scale) {
         fingerprint_builder b;
         if (swapped) {

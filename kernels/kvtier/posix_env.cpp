@@ -1,6 +1,6 @@
 #include "kvtier/env.h"
 
-#include "kvtier/budget.h"
+#include "kvtier/file_names.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -31,10 +31,10 @@ status from_errno(const std::string & path, const char * what, int code) {
         case ENOENT:
         case ENOTDIR: return status::miss(text);
         case ENOSPC:
-        case EDQUOT:
-        case EMFILE: // of handles or memory there may be too few at the moment: no file is at fault
+        case EDQUOT:  return status::no_space(text);
+        case EMFILE: // of handles or memory there may be too few at the moment: neither disk nor file is at fault
         case ENFILE:
-        case ENOMEM:  return status::no_space(text);
+        case ENOMEM:  return status::exhausted(text);
         case ELOOP:   return status::corrupt(damage::wrong_type, path + ": a link where a file belongs");
         default:      return status::io_error(text);
     }
@@ -408,7 +408,7 @@ public:
             char          text[32] = {};
             const ssize_t n        = ::pread(fd, text, sizeof(text) - 1, 0);
             const long    pid      = n > 0 ? std::strtol(text, nullptr, 10) : 0;
-            return status::busy(path + ": held by process " + (pid > 0 ? std::to_string(pid) : "(unknown)"));
+            return status::busy(path + ": held by process " + (pid > 0 ? std::to_string(pid) : "(unknown)"), std::max(pid, 0L));
         }
         if (!is_file_at(path, fd)) {
             return status::ok();
@@ -486,7 +486,7 @@ status measure_tree(env & e, const std::string & path, uint64_t & bytes) {
         problem.met(e.list_dir(folder, entries));
         for (const dir_entry & entry : entries) {
             if (entry.type == file_type::folder) {
-                folders.push_back(folder + "/" + entry.name);
+                folders.push_back(names::join(folder, entry.name));
             } else {
                 bytes += disk_size(entry.size);
             }
@@ -510,7 +510,7 @@ status remove_tree(env & e, const std::string & path, uint64_t * bytes) {
         problem.met(looked);
         problem.met(e.list_dir(folder, entries));
         for (const dir_entry & entry : entries) {
-            const std::string child = folder + "/" + entry.name;
+            const std::string child = names::join(folder, entry.name);
             if (entry.type == file_type::folder) {
                 folders.push_back(child);
             } else if (!problem.met(e.remove_file(child))) {

@@ -20,7 +20,7 @@ ram_tier::entries::iterator ram_tier::drop(entries::iterator it) {
 }
 
 blob ram_tier::get(object_kind kind, const key & k, uint64_t turn) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     const auto found = map(kind).find(k);
     if (found == map(kind).end()) {
         return nullptr;
@@ -32,7 +32,7 @@ blob ram_tier::get(object_kind kind, const key & k, uint64_t turn) {
 }
 
 bool ram_tier::peek(object_kind kind, const key & k, uint64_t turn, tier & out) const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     const auto found = map(kind).find(k);
     if (found == map(kind).end()) {
         return false;
@@ -42,7 +42,7 @@ bool ram_tier::peek(object_kind kind, const key & k, uint64_t turn, tier & out) 
 }
 
 bool ram_tier::put(object_kind kind, const key & name_space, const key & k, blob data, uint64_t turn) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (const auto found = map(kind).find(k); found != map(kind).end()) {
         found->second->last_turn = std::max(found->second->last_turn, turn);
         used.splice(used.begin(), used, found->second);
@@ -75,21 +75,21 @@ bool ram_tier::put(object_kind kind, const key & name_space, const key & k, blob
 }
 
 void ram_tier::erase(object_kind kind, const key & k) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (const auto found = map(kind).find(k); found != map(kind).end()) {
         drop(found->second);
     }
 }
 
 void ram_tier::erase_name_space(const key & name_space) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     for (auto it = used.begin(); it != used.end();) {
         it = it->name_space == name_space ? drop(it) : std::next(it);
     }
 }
 
 void ram_tier::begin_turn(const key & name_space, uint64_t turn) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     for (auto it = used.begin(); it != used.end();) {
         const bool cold = it->name_space == name_space && idle(turn, it->last_turn) >= windows.warm;
         it = cold ? drop(it) : std::next(it);
@@ -97,17 +97,17 @@ void ram_tier::begin_turn(const key & name_space, uint64_t turn) {
 }
 
 uint64_t ram_tier::bytes() const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     return bytes_;
 }
 
 uint64_t ram_tier::peak_bytes() const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     return peak_;
 }
 
 size_t ram_tier::size() const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     return used.size();
 }
 

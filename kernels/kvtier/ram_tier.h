@@ -11,12 +11,12 @@
 #include "kvtier/buffer.h"
 #include "kvtier/keys.h"
 #include "kvtier/policy.h"
+#include "kvtier/thread_annotations.h"
 
 #include <cstdint>
 #include <cstring>
 #include <list>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -39,7 +39,7 @@ class ram_tier {
 public:
     ram_tier(uint64_t budget, const tier_windows & windows) : budget_(budget), windows(windows) {}
 
-    // The blob, hot from now on, or null.
+    // Gives the blob, which is hot from now on, or null.
     blob get(object_kind kind, const key & k, uint64_t turn);
 
     // Whether it is here and in which tier, without counting as a use.
@@ -51,7 +51,7 @@ public:
     void erase(object_kind kind, const key & k);
     void erase_name_space(const key & name_space);
 
-    // A new turn of the namespace: what has been idle for the warm window is dropped.
+    // A new turn of the name space begins: what has been idle for the warm window is dropped.
     void begin_turn(const key & name_space, uint64_t turn);
 
     uint64_t bytes() const;
@@ -70,19 +70,20 @@ private:
     using entries = std::list<entry>; // most recently used first
     using by_key  = std::unordered_map<key, entries::iterator, key_hash>;
 
-    by_key &               map(object_kind kind)       { return kind == object_kind::page ? pages : anchors; }
-    const by_key &         map(object_kind kind) const { return kind == object_kind::page ? pages : anchors; }
-    entries::iterator      drop(entries::iterator it); // mu held
+    by_key &          map(object_kind kind) REQUIRES(mu)       { return kind == object_kind::page ? pages : anchors; }
+    const by_key &    map(object_kind kind) const REQUIRES(mu) { return kind == object_kind::page ? pages : anchors; }
+    entries::iterator drop(entries::iterator it) REQUIRES(mu);
 
-    const uint64_t         budget_;
-    const tier_windows     windows;
-    mutable std::mutex     mu;
-    entries                used;
-    by_key                 pages;
-    by_key                 anchors;
-    std::map<key, uint64_t> by_name_space; // bytes
-    uint64_t               bytes_ = 0;
-    uint64_t               peak_  = 0;
+    const uint64_t     budget_;
+    const tier_windows windows;
+
+    mutable mutex           mu;
+    entries                 used GUARDED_BY(mu);
+    by_key                  pages GUARDED_BY(mu);
+    by_key                  anchors GUARDED_BY(mu);
+    std::map<key, uint64_t> by_name_space GUARDED_BY(mu); // bytes
+    uint64_t                bytes_ GUARDED_BY(mu) = 0;
+    uint64_t                peak_ GUARDED_BY(mu)  = 0;
 };
 
 } // namespace kvtier

@@ -1,9 +1,9 @@
 // The result of everything in the store that can go wrong.
 //
-// Seven kinds, because callers do seven different things: use it, recompute, recompute and set a file aside, leave a
-// newer format alone, go without (no room on the disk or in memory, no file handle), report the disk, report the other
-// process. Only ok restores. The message names the file and the cause, for the log; the damage says under which reason a
-// broken file is counted.
+// There are nine kinds, because callers do nine different things: use it, recompute, recompute and set a file aside, leave
+// a newer format alone, go without because the disk is full, because the cache has used up its budget or because the process
+// lacks memory or file handles, report the disk, report the other process. Only ok restores. The message names the file and
+// the cause, for the log: nobody looks for words in it. The damage says under which reason a broken file is counted.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace kvtier {
 
-enum class status_kind : uint8_t { ok, miss, corrupt, incompatible, no_space, io_error, busy };
+enum class status_kind : uint8_t { ok, miss, corrupt, incompatible, no_space, over_budget, exhausted, io_error, busy };
 
 // Why a file was refused. Each is counted apart: a disk that flips bits and a folder somebody copied call for
 // different help.
@@ -36,29 +36,46 @@ public:
     static status ok()                            { return {}; }
     static status miss(std::string text)          { return { status_kind::miss, damage::none, std::move(text) }; }
     static status no_space(std::string text)      { return { status_kind::no_space, damage::none, std::move(text) }; }
+    static status over_budget(std::string text)   { return { status_kind::over_budget, damage::none, std::move(text) }; }
+    static status exhausted(std::string text)     { return { status_kind::exhausted, damage::none, std::move(text) }; }
     static status io_error(std::string text)      { return { status_kind::io_error, damage::none, std::move(text) }; }
-    static status busy(std::string text)          { return { status_kind::busy, damage::none, std::move(text) }; }
     static status incompatible(std::string text)  { return { status_kind::incompatible, damage::bad_version, std::move(text) }; }
     static status corrupt(damage why, std::string text) { return { status_kind::corrupt, why, std::move(text) }; }
+
+    // holder: the process that has it; 0 where that is not known.
+    static status busy(std::string text, long holder) {
+        status out{ status_kind::busy, damage::none, std::move(text) };
+        out.holder_ = holder;
+        return out;
+    }
 
     bool is_ok()           const { return kind_ == status_kind::ok; }
     bool is_miss()         const { return kind_ == status_kind::miss; }
     bool is_corrupt()      const { return kind_ == status_kind::corrupt; }
     bool is_incompatible() const { return kind_ == status_kind::incompatible; }
-    bool is_no_space()     const { return kind_ == status_kind::no_space; }
+    bool is_over_budget()  const { return kind_ == status_kind::over_budget; }
+    bool is_exhausted()    const { return kind_ == status_kind::exhausted; }
     bool is_io_error()     const { return kind_ == status_kind::io_error; }
     bool is_busy()         const { return kind_ == status_kind::busy; }
+
+    // There is no room for a file, be it on the disk or in the budget.
+    bool is_no_space()     const { return kind_ == status_kind::no_space || is_over_budget(); }
 
     // The file itself is at fault: it should be set aside rather than tried again.
     bool is_damaged()      const { return is_corrupt() || is_incompatible(); }
 
     status_kind         kind()    const { return kind_; }
     damage              reason()  const { return reason_; }
+    long                holder()  const { return holder_; }
     const std::string & message() const { return message_; }
 
     // The same status with the file's name in front of its message.
     status in(const std::string & path) const {
-        return is_ok() ? *this : status{ kind_, reason_, path + ": " + message_ };
+        status out = *this;
+        if (!is_ok()) {
+            out.message_ = path + ": " + message_;
+        }
+        return out;
     }
 
 private:
@@ -67,6 +84,7 @@ private:
 
     status_kind kind_   = status_kind::ok;
     damage      reason_ = damage::none;
+    long        holder_ = 0;
     std::string message_;
 };
 

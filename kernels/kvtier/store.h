@@ -31,7 +31,7 @@ struct store_options {
     std::string  root_dir;            // made if missing; its parent must exist
     key          fingerprint{};
     uint32_t     page_size = 256;
-    std::string  writer;              // version of llama-run, recorded in files
+    std::string  written_by;          // version of llama-run, recorded in files
     uint64_t     max_bytes = uint64_t(64) << 30;
     std::shared_ptr<disk_budget> budget; // shared with other stores of the process; null: one of max_bytes
     uint64_t     ram_bytes         = 0;
@@ -121,7 +121,7 @@ struct store_stats {
     uint64_t n_checkpoints   = 0;
 };
 
-struct store_state;
+struct store_rooms;
 class loading; // loading.h
 
 class store {
@@ -149,8 +149,8 @@ public:
     // Counts a restore that was used: its objects become hot.
     void touch(const match & m);
 
-    // persist: what of a sequence is not stored yet, cut where it has to be. `also` names keys on their way to disk.
-    save_request plan(const plan_request & request, const std::vector<save_run> & also = {}) const;
+    // persist: what of a sequence is not stored yet, cut where it has to be. `queued` names keys on their way to disk.
+    save_request plan(const plan_request & request, const std::vector<save_run> & queued = {}) const;
 
     // Writes runs, then anchors, then the checkpoint; each is durable before the next. On failure nothing that was
     // stored before is lost, and what was written so far of the request stays.
@@ -173,9 +173,9 @@ public:
     const store_options &          options() const;
 
 private:
-    explicit store(std::unique_ptr<store_state> state);
+    explicit store(std::unique_ptr<store_rooms> rooms);
 
-    std::unique_ptr<store_state> state;
+    std::unique_ptr<store_rooms> rooms;
 };
 
 // Fingerprints that have a folder under root_dir.

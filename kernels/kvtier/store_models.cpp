@@ -1,5 +1,5 @@
 // The models of one cache folder: which there are, what the others take, and how one of them goes.
-#include "kvtier/store_state.h"
+#include "kvtier/store_rooms.h"
 
 #include <algorithm>
 
@@ -14,7 +14,7 @@ struct other_model {
     int64_t     used_ms = 0;
 };
 
-// When its lock was last written, which is done at each opening.
+// A model was last opened when its lock was last written.
 int64_t last_opened(env & e, const std::string & folder, int64_t otherwise) {
     std::vector<dir_entry> inside;
     (void) e.list_dir(folder, inside).is_ok();
@@ -61,22 +61,36 @@ status remove_model(env & e, const std::string & root_dir, const key & fingerpri
     return removed.is_ok() ? synced : removed;
 }
 
+// What is left of a model that was being removed goes at once.
+static void count_removed(store_rooms & rooms, const std::string & name) {
+    const std::string path = names::join(rooms.layout.root(), name);
+    uint64_t          left = 0;
+    if (rooms.files.may_change().is_ok()) {
+        (void) remove_tree(rooms.e, path, nullptr).is_ok();
+    }
+    (void) measure_tree(rooms.e, path, left).is_ok();
+    rooms.bytes.budget().set_foreign(name, left);
+}
+
 // Other models' folders count against the budget too. They get at most half of it: the oldest go first, unless a
-// process holds them. What is left of one that was being removed goes at once.
-void store_state::count_foreign() {
-    std::vector<dir_entry> entries;
-    (void) e.list_dir(options.root_dir, entries).is_ok();
+// process holds them.
+void count_other_models(store_rooms & rooms) {
+    env &                    e      = rooms.e;
+    disk_budget &            budget = rooms.bytes.budget();
+    const std::string &      root   = rooms.layout.root();
+    std::vector<dir_entry>   entries;
     std::vector<other_model> others;
     uint64_t                 total = 0;
+    (void) e.list_dir(root, entries).is_ok();
     for (const dir_entry & entry : entries) {
-        const std::string path = names::join(options.root_dir, entry.name);
+        const std::string path = names::join(root, entry.name);
         other_model       o;
         if (entry.type != file_type::folder) {
             continue;
         }
         if (names::is_removed(entry.name)) {
-            count_removed(entry.name);
-        } else if (parse_hex(entry.name, o.k) && o.k != options.fingerprint && !budget->is_owned(entry.name)) {
+            count_removed(rooms, entry.name);
+        } else if (parse_hex(entry.name, o.k) && o.k != rooms.options.fingerprint && !budget.is_owned(entry.name)) {
             (void) measure_tree(e, path, o.bytes).is_ok(); // as far as it can be read
             o.name    = entry.name;
             o.used_ms = last_opened(e, path, entry.modified_ms);
@@ -87,23 +101,13 @@ void store_state::count_foreign() {
     std::sort(others.begin(), others.end(), [](const auto & a, const auto & b) { return a.used_ms < b.used_ms; });
     for (other_model & o : others) {
         uint64_t freed = 0;
-        if (total > budget->limit() / 2 && !options.inspect) {
-            (void) remove_model(e, options.root_dir, o.k, freed).is_ok(); // what cannot be removed stays counted
-            count.evicted_bytes += freed;
+        if (total > budget.limit() / 2 && rooms.files.may_change().is_ok()) {
+            (void) remove_model(e, root, o.k, freed).is_ok(); // what cannot be removed stays counted
+            rooms.count.evicted_bytes += freed;
             total -= std::min(total, freed);
         }
-        budget->set_foreign(o.name, o.bytes - std::min(o.bytes, freed));
+        budget.set_foreign(o.name, o.bytes - std::min(o.bytes, freed));
     }
-}
-
-void store_state::count_removed(const std::string & name) {
-    const std::string path = names::join(options.root_dir, name);
-    uint64_t          left = 0;
-    if (!options.inspect) {
-        (void) remove_tree(e, path, nullptr).is_ok();
-    }
-    (void) measure_tree(e, path, left).is_ok();
-    budget->set_foreign(name, left);
 }
 
 } // namespace kvtier

@@ -1,80 +1,83 @@
 // What the store says about itself: conversations, numbers, and whether every byte is sound.
 #include "kvtier/checksum.h"
-#include "kvtier/store_state.h"
+#include "kvtier/store_rooms.h"
 
 #include <algorithm>
 
 namespace kvtier {
 
-std::vector<conversation_info> store::list() const {
-    const store_state & s = *state;
-    std::shared_lock<std::shared_mutex> guard(s.mu);
-    std::vector<conversation_info> out;
-    for (const auto & [id, c] : s.conversations) {
-        conversation_info info;
-        info.name_space   = c->name_space;
-        info.hash         = c->hash;
-        info.turns        = c->checkpoints.size();
-        info.hits         = c->hits;
-        info.last_used_ms = c->last_used_ms;
-        const checkpoint & newest = *c->checkpoints.rbegin()->second;
-        info.n_tokens   = newest.n_tokens;
-        info.backend    = newest.backend;
-        info.created_ms = c->checkpoints.begin()->second->created_ms;
-        const auto folder = s.folders.find(names::join(s.folder_of(c->name_space), hex(c->hash)));
-        info.bytes_own  = (folder == s.folders.end() ? 0 : folder->second) + disk_size(c->index_size);
+static conversation_info info_of(const store_rooms & rooms, const object_graph & all, const conversation & c) {
+    conversation_info info;
+    info.name_space   = c.name_space;
+    info.hash         = c.hash;
+    info.turns        = c.checkpoints.size();
+    info.hits         = c.hits;
+    info.last_used_ms = c.last_used_ms;
+    const checkpoint & newest = *c.checkpoints.rbegin()->second;
+    info.n_tokens   = newest.n_tokens;
+    info.backend    = newest.backend;
+    info.created_ms = c.checkpoints.begin()->second->created_ms;
+    info.bytes_own  = rooms.bytes.bytes_of(rooms.layout.conversation(c.name_space, c.hash)) + disk_size(c.index_size);
 
-        std::vector<const segment *> seen;
-        for (const auto & [number, point] : c->checkpoints) {
-            info.bytes_own += disk_size(point->file_size);
-            for (const segment * seg : point->segments) {
-                if (std::find(seen.begin(), seen.end(), seg) == seen.end()) {
-                    seen.push_back(seg);
-                }
+    std::vector<const segment *> seen;
+    for (const auto & [number, point] : c.checkpoints) {
+        info.bytes_own += disk_size(point->file_size);
+        for (const segment * s : point->segments) {
+            if (std::find(seen.begin(), seen.end(), s) == seen.end()) {
+                seen.push_back(s);
             }
         }
-        for (const segment * seg : seen) {
-            uint64_t bytes = disk_size(seg->file_size);
-            for (const run & r : seg->runs) {
-                bytes += r.anchored != nullptr ? disk_size(r.anchored->file_size) : 0;
-            }
-            (seg->users.size() > 1 ? info.bytes_shared : info.bytes_own) += bytes;
-        }
-        // Where most of it is found: the end decides, as the rest is at least as warm.
-        const uint64_t turn = s.turn_of(c->name_space);
-        tier           where = tier::cold;
-        const bool     in_ram = s.ram.peek(object_kind::page, newest.end->k, turn, where);
-        info.where = tier_of(turn - std::min(turn, c->last_turn), in_ram, s.options.windows);
-        out.push_back(std::move(info));
     }
-    return out;
+    for (const segment * s : seen) {
+        uint64_t bytes = disk_size(s->file_size);
+        for (const run & r : s->runs) {
+            bytes += r.anchored != nullptr ? disk_size(r.anchored->file_size) : 0;
+        }
+        (s->users.size() > 1 ? info.bytes_shared : info.bytes_own) += bytes;
+    }
+    // The end decides where most of it is found, as the rest is at least as warm.
+    const uint64_t turn   = all.turn_of(c.name_space);
+    tier           where  = tier::cold;
+    const bool     in_ram = rooms.ram.peek(object_kind::page, newest.end->k, turn, where);
+    info.where = tier_of(turn - std::min(turn, c.last_turn), in_ram, rooms.options.windows);
+    return info;
+}
+
+std::vector<conversation_info> store::list() const {
+    return rooms->known.read([&](const object_graph & all) {
+        std::vector<conversation_info> out;
+        for (const auto & [id, c] : all.conversations) {
+            out.push_back(info_of(*rooms, all, *c));
+        }
+        return out;
+    });
 }
 
 std::vector<damage_note> store::damaged() const {
-    std::shared_lock<std::shared_mutex> guard(state->mu);
-    return state->notes;
+    return rooms->files.notes();
 }
 
 store_stats store::stats() const {
-    const store_state & s = *state;
-    store_stats out;
-    out.values     = s.count.snapshot();
-    out.disk_bytes = s.budget->used();
-    out.disk_limit = s.budget->limit();
-    out.ram_bytes  = s.ram.bytes();
-    out.ram_limit  = s.ram.budget();
-    std::shared_lock<std::shared_mutex> guard(s.mu);
-    out.n_runs     = s.index.size();
-    out.n_segments = s.segments.size();
-    out.n_anchors  = s.anchors.size();
-    out.n_conversations = s.conversations.size();
-    for (const auto & [id, seg] : s.segments) {
-        out.index_bytes += sizeof(segment) + seg->tokens.capacity() * sizeof(token) + seg->runs.capacity() * sizeof(run);
-    }
-    out.index_bytes += s.index.size() * (sizeof(key) + 4 * sizeof(void *));
-    for (const auto & [id, c] : s.conversations) {
-        out.n_checkpoints += c->checkpoints.size();
-    }
+    const disk_budget & budget = rooms->bytes.budget();
+    store_stats         out;
+    out.values     = rooms->count.snapshot();
+    out.disk_bytes = budget.used();
+    out.disk_limit = budget.limit();
+    out.ram_bytes  = rooms->ram.bytes();
+    out.ram_limit  = rooms->ram.budget();
+    rooms->known.read([&](const object_graph & all) {
+        out.n_runs     = all.index.size();
+        out.n_segments = all.segments.size();
+        out.n_anchors  = all.anchors.size();
+        out.n_conversations = all.conversations.size();
+        for (const auto & [id, s] : all.segments) {
+            out.index_bytes += sizeof(segment) + s->tokens.capacity() * sizeof(token) + s->runs.capacity() * sizeof(run);
+        }
+        out.index_bytes += all.index.size() * (sizeof(key) + 4 * sizeof(void *));
+        for (const auto & [id, c] : all.conversations) {
+            out.n_checkpoints += c->checkpoints.size();
+        }
+    });
     return out;
 }
 
@@ -137,41 +140,42 @@ private:
     std::unique_ptr<readable_file> file;
 };
 
-} // namespace
+struct item {
+    std::string path;
+    uint16_t    kind;
+};
 
-status store::verify(verify_report & out) {
-    store_state & s = *state;
-    std::lock_guard<std::mutex> writing(s.write_mu); // files stay as they are meanwhile; lookups and loads go on
-    s.finish_deferred();
-    struct item {
-        std::string path;
-        uint16_t    kind;
-    };
+// Every file that the catalog knows, in the order of their names.
+std::vector<item> items_of(const object_graph & all, const file_layout & layout) {
     std::vector<item> items;
-    {
-        std::shared_lock<std::shared_mutex> guard(s.mu);
-        out.damaged = s.notes; // what opening found counts too
-        for (const auto & [id, seg] : s.segments) {
-            items.push_back({ names::join(names::join(s.folder_of(seg->name_space), names::pages), names::segment(id)),
-                              format::kind_segment });
+    for (const auto & [id, s] : all.segments) {
+        items.push_back({ names::join(layout.pages(s->name_space), names::segment(id)), format::kind_segment });
+    }
+    for (const auto & [id, a] : all.anchors) {
+        items.push_back({ names::join(layout.anchors(a->name_space), names::anchor(a->k)), format::kind_anchor });
+    }
+    for (const auto & [id, c] : all.conversations) {
+        const std::string folder = layout.conversation(c->name_space, c->hash);
+        for (const auto & [number, point] : c->checkpoints) {
+            items.push_back({ names::join(folder, names::checkpoint(number)), format::kind_checkpoint });
         }
-        for (const auto & [id, a] : s.anchors) {
-            items.push_back({ names::join(names::join(s.folder_of(a->name_space), names::anchors), names::anchor(a->k)),
-                              format::kind_anchor });
-        }
-        for (const auto & [id, c] : s.conversations) {
-            const std::string folder = names::join(s.folder_of(c->name_space), hex(c->hash));
-            for (const auto & [number, point] : c->checkpoints) {
-                items.push_back({ names::join(folder, names::checkpoint(number)), format::kind_checkpoint });
-            }
-            if (c->index_size > 0) {
-                items.push_back({ names::join(folder, names::index_file), format::kind_index });
-            }
+        if (c->index_size > 0) {
+            items.push_back({ names::join(folder, names::index_file), format::kind_index });
         }
     }
     std::sort(items.begin(), items.end(), [](const item & a, const item & b) { return a.path < b.path; });
+    return items;
+}
 
-    checker              files(s.e, out);
+} // namespace
+
+status store::verify(verify_report & out) {
+    mutex_lock writing(rooms->files.writing); // files stay as they are meanwhile; lookups and loads go on
+    rooms->files.finish_deferred();
+    const std::vector<item> items = rooms->known.read([&](const object_graph & all) { return items_of(all, rooms->layout); });
+    out.damaged = rooms->files.notes(); // what opening found counts too
+
+    checker              files(rooms->e, out);
     std::vector<uint8_t> bytes;
     for (const item & i : items) {
         if (!files.head(i.path, i.kind, bytes)) {

@@ -1,4 +1,4 @@
-// What a user of the store relies on, with a disk that works.
+// These hold for a user of the store whose disk works.
 #include "kvtier/file_names.h"
 #include "kvtier/store_testing.h"
 #include "kvtier/unsynced_env.h"
@@ -8,7 +8,7 @@
 using namespace kvtier;
 using namespace kvtier::test;
 
-TEST(a_saved_turn_is_not_found_again) {
+TEST(a_saved_turn_is_found_again) {
     fault_env   disk;
     const model m;
     std::vector<token> tokens = random_tokens(1, 100);
@@ -29,7 +29,7 @@ TEST(a_saved_turn_is_not_found_again) {
     CHECK(s->stats().values.damaged_total() == 0);
 }
 
-TEST(a_prompt_that_departs_within_a_page_loses_the_page) {
+TEST(a_prompt_that_departs_within_a_page_keeps_what_it_shares) {
     fault_env   disk;
     const model m;
     const std::vector<token> stored = random_tokens(1, 100);
@@ -46,7 +46,7 @@ TEST(a_prompt_that_departs_within_a_page_loses_the_page) {
     }
 }
 
-TEST(a_turn_writes_what_the_last_one_wrote) {
+TEST(a_turn_writes_only_what_is_new) {
     fault_env disk;
     model     m;
     m.page_size       = 256;
@@ -71,7 +71,7 @@ TEST(a_turn_writes_what_the_last_one_wrote) {
     CHECK(m.restore(*s, tokens) == tokens.size());
 }
 
-TEST(a_turn_with_anchors_writes_rows_twice) {
+TEST(a_turn_with_anchors_writes_its_rows_once) {
     fault_env disk;
     model     m;
     m.page_size       = 256;
@@ -88,7 +88,8 @@ TEST(a_turn_with_anchors_writes_rows_twice) {
             append(tokens, 100 + turn, n_new);
         }
         const uint64_t had = s->stats().values.anchors_written;
-        CHECK(m.save(*s, tokens, 2000, true, turn == 0 ? std::vector<uint32_t>{ 2000 } : std::vector<uint32_t>{ old + 50 }).is_ok());
+        const std::vector<uint32_t> at = { turn == 0 ? 2000 : old + 50 };
+        CHECK(m.save(*s, tokens, 2000, true, at).is_ok());
         anchors = s->stats().values.anchors_written - had;
         const uint64_t written = disk.bytes_appended() - before;
         before = disk.bytes_appended();
@@ -98,7 +99,7 @@ TEST(a_turn_with_anchors_writes_rows_twice) {
     CHECK(m.restore(*s, tokens) == tokens.size());
 }
 
-TEST(a_shared_prefix_is_stored_once_per_conversation) {
+TEST(a_shared_prefix_is_stored_once) {
     fault_env disk;
     model     m;
     m.page_size       = 256;
@@ -125,7 +126,7 @@ TEST(a_shared_prefix_is_stored_once_per_conversation) {
     CHECK(list.size() == 1); // the same first 1024 tokens
 }
 
-TEST(folded_state_is_used_at_another_length) {
+TEST(folded_state_is_used_at_its_own_length_alone) {
     fault_env disk;
     model     m;
     m.folded_size = 200;
@@ -148,14 +149,14 @@ TEST(folded_state_is_used_at_another_length) {
     s = nullptr;
     s = open(disk, m.options());
     CHECK(m.restore(*s, tokens) == 100);
-    // An anchor amid a page that another conversation stored whole.
+    // An anchor may lie amid a page that another conversation stored whole.
     prompt.assign(tokens.begin(), tokens.begin() + 57);
     CHECK(m.save(*s, prompt).is_ok());
     CHECK(m.restore(*s, prompt) == 57);
     CHECK(m.restore(*s, tokens) == 100);
 }
 
-TEST(an_anchor_of_several_parts_is_put_together_wrong) {
+TEST(an_anchor_of_several_parts_is_whole_or_not_given) {
     for (const bool cut : { false, true }) {
         fault_env disk;
         model     m;
@@ -181,7 +182,7 @@ TEST(an_anchor_of_several_parts_is_put_together_wrong) {
     }
 }
 
-TEST(a_model_without_attention_rows_is_not_stored) {
+TEST(a_model_without_attention_rows_is_stored) {
     fault_env disk;
     model     m;
     m.bytes_per_token = 0;
@@ -199,7 +200,7 @@ TEST(a_model_without_attention_rows_is_not_stored) {
     CHECK(m.restore(*s, tokens) == 40);
 }
 
-TEST(a_user_finds_what_another_user_stored) {
+TEST(a_user_finds_nothing_that_another_user_stored) {
     fault_env disk;
     model     alice, bob;
     alice.user = "alice";
@@ -229,7 +230,7 @@ TEST(a_user_finds_what_another_user_stored) {
     CHECK(alice.restore(*s, tokens) == 64);
 }
 
-TEST(removing_a_conversation_takes_shared_pages_along) {
+TEST(removing_a_conversation_leaves_the_others) {
     fault_env disk;
     model     m;
     const std::vector<token> prefix = random_tokens(1, 1100);
@@ -253,7 +254,7 @@ TEST(removing_a_conversation_takes_shared_pages_along) {
     CHECK(s->stats().n_segments == 1);
 }
 
-TEST(limits_of_checkpoints_and_conversations_are_forgotten) {
+TEST(limits_of_checkpoints_and_conversations_hold_across_restarts) {
     fault_env     disk;
     model         m;
     store_options o = m.options();
@@ -283,7 +284,7 @@ TEST(limits_of_checkpoints_and_conversations_are_forgotten) {
     }
 }
 
-TEST(a_conversation_is_retired_while_it_is_restored) {
+TEST(a_conversation_being_restored_is_readable_to_the_end) {
     fault_env     disk;
     const model   m;
     store_options o = m.options();
@@ -306,7 +307,7 @@ TEST(a_conversation_is_retired_while_it_is_restored) {
     CHECK(m.restore(*s, a) == 0);
 }
 
-TEST(retired_checkpoints_outlive_the_removal_of_their_conversation) {
+TEST(retired_checkpoints_go_with_their_conversation) {
     fault_env     disk;
     model         m;
     store_options o = m.options();
@@ -331,7 +332,7 @@ TEST(retired_checkpoints_outlive_the_removal_of_their_conversation) {
     CHECK(s->stats().n_segments == 0);
 }
 
-TEST(tiers_do_not_follow_turns) {
+TEST(tiers_follow_turns) {
     fault_env     disk;
     model         m;
     store_options o = m.options();
@@ -356,7 +357,7 @@ TEST(tiers_do_not_follow_turns) {
     CHECK(m.lookup(*s, a).source == match_source::hot);
 }
 
-TEST(a_second_store_opens_the_same_folder) {
+TEST(a_second_store_of_the_same_folder_is_refused) {
     fault_env   disk;
     const model m;
     auto first = open(disk, m.options());
@@ -366,7 +367,7 @@ TEST(a_second_store_opens_the_same_folder) {
     CHECK(s.message().find("process 1") != std::string::npos);
 }
 
-TEST(a_disk_that_turns_read_only_loses_what_was_stored) {
+TEST(a_disk_that_turns_read_only_loses_nothing_stored) {
     fault_env   disk;
     const model m;
     const std::vector<token> a = random_tokens(1, 64), b = random_tokens(2, 64);
@@ -385,7 +386,7 @@ TEST(a_disk_that_turns_read_only_loses_what_was_stored) {
     CHECK(m.restore(*s, a) == 64);
 }
 
-TEST(a_full_disk_loses_what_was_stored) {
+TEST(a_full_disk_loses_nothing_stored) {
     fault_env   disk;
     const model m;
     const std::vector<token> a = random_tokens(1, 64), b = random_tokens(2, 640);
@@ -407,7 +408,7 @@ TEST(a_full_disk_loses_what_was_stored) {
     CHECK(m.restore(*s, b) == 640);
 }
 
-TEST(every_failing_call_of_a_save_breaks_serving) {
+TEST(no_failing_call_of_a_save_breaks_serving) {
     const model m;
     const std::vector<token> a = random_tokens(1, 64), b = random_tokens(2, 100);
     for (fault what : { fault::io_error, fault::no_space, fault::no_access, fault::short_append }) {
@@ -432,7 +433,7 @@ TEST(every_failing_call_of_a_save_breaks_serving) {
     }
 }
 
-TEST(a_users_removal_leaves_damaged_files_behind) {
+TEST(a_users_removal_takes_damaged_files_along) {
     fault_env disk;
     model     alice;
     alice.user = "alice";
@@ -456,7 +457,7 @@ TEST(a_users_removal_leaves_damaged_files_behind) {
     }
 }
 
-TEST(every_failing_call_of_a_users_removal_leaves_bytes_counted) {
+TEST(no_failing_call_of_a_users_removal_leaves_bytes_counted) {
     model alice;
     alice.user = "alice";
     for (size_t n = 1;; n++) {
@@ -482,7 +483,7 @@ TEST(every_failing_call_of_a_users_removal_leaves_bytes_counted) {
     }
 }
 
-TEST(a_file_that_could_not_be_removed_stays_for_ever) {
+TEST(a_file_that_could_not_be_removed_goes_at_the_next_gc) {
     failing_env disk;
     const model m;
     const std::vector<token> tokens = random_tokens(1, 64);
@@ -504,7 +505,7 @@ TEST(a_file_that_could_not_be_removed_stays_for_ever) {
     }
 }
 
-TEST(removing_a_user_gives_back_what_was_never_counted) {
+TEST(removing_a_user_gives_back_only_what_was_counted) {
     fault_env disk;
     model     alice, m;
     alice.user = "alice";
@@ -520,7 +521,7 @@ TEST(removing_a_user_gives_back_what_was_never_counted) {
     CHECK(counts_what_is_there(*s, disk));
 }
 
-TEST(verify_misses_a_flipped_bit_of_state) {
+TEST(verify_finds_a_flipped_bit_of_state) {
     fault_env disk;
     model     m;
     m.folded_size = 100;
@@ -545,7 +546,7 @@ TEST(verify_misses_a_flipped_bit_of_state) {
     }
 }
 
-TEST(other_models_are_not_counted) {
+TEST(other_models_count_and_make_room) {
     fault_env     disk;
     model         m;
     store_options o = m.options();
@@ -566,7 +567,7 @@ TEST(other_models_are_not_counted) {
     CHECK(s->stats().disk_bytes < 100000);
 }
 
-TEST(what_is_left_of_a_removed_model_stays_uncounted) {
+TEST(what_is_left_of_a_removed_model_is_counted) {
     failing_env       disk;
     const model       m;
     const std::string left = "/cache/" + names::removed(key{}, 1);
@@ -581,7 +582,7 @@ TEST(what_is_left_of_a_removed_model_stays_uncounted) {
 }
 
 // Another process starts with a model whose folder is being removed.
-TEST(a_model_that_is_being_removed_takes_a_new_store_along) {
+TEST(a_model_that_is_being_removed_takes_no_new_store_along) {
     struct watching_env : unsynced_env {
         std::function<void()> meanwhile;
         status remove_file(const std::string & path) override {
@@ -619,7 +620,7 @@ TEST(a_model_that_is_being_removed_takes_a_new_store_along) {
     CHECK(m.restore(*open(disk, first), tokens) == 64);
 }
 
-TEST(opening_a_model_that_is_being_removed_fails) {
+TEST(a_model_that_is_being_removed_can_be_opened) {
     temp_folder   folder;
     unsynced_env  disk;
     const model   m;

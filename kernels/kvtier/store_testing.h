@@ -21,7 +21,7 @@ namespace test {
 
 constexpr char root_dir[] = "/cache";
 
-// A real folder, gone with the object.
+// A real folder, which goes with the object.
 struct temp_folder {
     std::string path;
     temp_folder() {
@@ -42,7 +42,7 @@ inline bool contains(const std::string & text, const std::string & part) {
     return text.find(part) != std::string::npos;
 }
 
-// A small deterministic random source.
+// A random source that gives the same numbers in every run.
 struct random_source {
     uint64_t state;
     uint64_t next() { return state = mix(state); }
@@ -63,7 +63,7 @@ inline void append(std::vector<token> & tokens, uint64_t seed, size_t n) {
     tokens.insert(tokens.end(), more.begin(), more.end());
 }
 
-// Rows of [p0, p1): bytes_per_token bytes each, a function of tokens [0, p].
+// Gives the rows of [p0, p1): each has bytes_per_token bytes and depends on tokens [0, p].
 inline blob rows(const std::vector<token> & tokens, size_t p0, size_t p1, size_t bytes_per_token) {
     auto     out   = std::make_shared<buffer>((p1 - p0) * bytes_per_token);
     uint64_t state = 1;
@@ -82,7 +82,7 @@ inline blob rows(const std::vector<token> & tokens, size_t p0, size_t p1, size_t
     return out;
 }
 
-// Folded state at n.
+// Gives the folded state at n.
 inline blob folded(const std::vector<token> & tokens, size_t n, size_t size) {
     auto     out   = std::make_shared<buffer>(size);
     uint64_t state = 2;
@@ -113,7 +113,7 @@ struct model {
         o.root_dir    = root_dir;
         o.fingerprint = root().fingerprint;
         o.page_size   = page_size;
-        o.writer      = "0.1.0";
+        o.written_by  = "0.1.0";
         return o;
     }
 
@@ -184,7 +184,7 @@ struct model {
         return true;
     }
 
-    // Restores as a server would: on a damaged file, look again. Returns the tokens restored; wrong bytes fail the test.
+    // Restores as a server would: on a damaged file, it looks again. Returns the tokens restored; wrong bytes fail the test.
     size_t restore(store & s, const std::vector<token> & tokens) const {
         for (int attempt = 0; attempt < 100; attempt++) {
             const match m = lookup(s, tokens);
@@ -215,7 +215,7 @@ inline std::unique_ptr<store> open(env & e, const store_options & options) {
     return out;
 }
 
-// A disk of which a part fails for as long as a test wants: every such call whose path contains the text.
+// A disk of which a part fails for as long as a test wants: every such call fails whose path contains the text.
 struct failing_env : fault_env {
     std::string no_open, no_list, no_sync, no_remove, no_make;
 
@@ -236,7 +236,7 @@ struct failing_env : fault_env {
         return meets(path, no_make) ? refused(path) : fault_env::make_dir(path);
     }
 
-    // Once, in another thread, before the first rename to such a path.
+    // It is called once, in another thread, before the first rename to such a path.
     std::string           renamed;
     std::function<void()> meanwhile;
 

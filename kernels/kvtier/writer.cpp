@@ -16,23 +16,23 @@ writer::~writer() {
 }
 
 save_request writer::plan(const plan_request & request) const {
-    std::vector<save_run> coming;
+    std::vector<save_run> queued_runs;
     {
-        std::lock_guard<std::mutex> guard(mu);
+        mutex_lock guard(mu);
         for (const save_request & queued_request : queue) {
             for (const save_run & r : queued_request.runs) {
                 save_run name = r;
                 name.data = nullptr;
-                coming.push_back(std::move(name));
+                queued_runs.push_back(std::move(name));
             }
         }
     }
-    return target.plan(request, coming);
+    return target.plan(request, queued_runs);
 }
 
 bool writer::enqueue(save_request request) {
     const uint64_t size = request.bytes();
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (!admits(size)) {
         return false;
     }
@@ -44,7 +44,7 @@ bool writer::enqueue(save_request request) {
 }
 
 bool writer::has_room(uint64_t n_bytes) {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     return admits(n_bytes);
 }
 
@@ -58,7 +58,7 @@ bool writer::admits(uint64_t n_bytes) {
 
 writer::promise writer::coming(const chain_root & root, const token * tokens, size_t n_tokens) const {
     promise best;
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     if (queue.empty()) {
         return best;
     }
@@ -87,19 +87,27 @@ writer::promise writer::coming(const chain_root & root, const token * tokens, si
 }
 
 bool writer::wait_for(const promise & save, std::chrono::milliseconds at_most) {
-    std::unique_lock<std::mutex> guard(mu);
-    return changed.wait_for(guard, at_most, [&] { return n_done >= save.number; });
+    mutex_lock guard(mu);
+    const auto until = std::chrono::steady_clock::now() + at_most;
+    while (n_done < save.number) {
+        if (!changed.wait_until(guard, until)) {
+            return n_done >= save.number;
+        }
+    }
+    return true;
 }
 
 void writer::flush() {
-    std::unique_lock<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     const uint64_t until = n_queued;
-    changed.wait(guard, [&] { return n_done >= until; });
+    while (n_done < until) {
+        changed.wait(guard);
+    }
 }
 
 void writer::stop() {
     {
-        std::lock_guard<std::mutex> guard(mu);
+        mutex_lock guard(mu);
         stopping = true;
         changed.notify_all();
     }
@@ -109,24 +117,26 @@ void writer::stop() {
 }
 
 uint64_t writer::queued_bytes() const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     return bytes;
 }
 
 size_t writer::queued() const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     return queue.size();
 }
 
 std::string writer::last_error() const {
-    std::lock_guard<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     return error;
 }
 
 void writer::run() {
-    std::unique_lock<std::mutex> guard(mu);
+    mutex_lock guard(mu);
     for (;;) {
-        changed.wait(guard, [&] { return stopping || !queue.empty(); });
+        while (!stopping && queue.empty()) {
+            changed.wait(guard);
+        }
         if (queue.empty()) {
             return;
         }
@@ -137,13 +147,13 @@ void writer::run() {
         try {
             result = target.save(request);
         } catch (const std::exception & e) { // out of memory: this turn is not persisted
-            target.count().skipped_io_error++;
-            result = status::no_space(e.what());
+            target.count().skipped_exhausted++;
+            result = status::exhausted(e.what());
         }
         const uint64_t size = request.bytes();
         // A request that had nothing to write says nothing about the disk.
         const bool wrote  = result.is_ok() && size > 0;
-        const bool failed = result.is_no_space() || result.is_io_error();
+        const bool failed = result.is_no_space() || result.is_exhausted() || result.is_io_error();
         if (listener && (in_trouble ? wrote : failed)) {
             in_trouble = failed;
             listener(result.message());

@@ -9,13 +9,12 @@
 #pragma once
 
 #include "kvtier/store.h"
+#include "kvtier/thread_annotations.h"
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,7 +23,7 @@ namespace kvtier {
 
 class writer {
 public:
-    // Told by the writer's thread when saves begin to fail for want of room or because of the disk, with the reason, and with
+    // It is told by the writer's thread when saves begin to fail for want of room or because of the disk, with the reason, and with
     // an empty text when one has succeeded again. Saves that a full queue refuses do not count: the next turn has them.
     using trouble_listener = std::function<void(const std::string & reason)>;
 
@@ -34,10 +33,10 @@ public:
     // What has to be copied out of the backend to save this sequence: fill in `data` and pass it to enqueue.
     save_request plan(const plan_request & request) const;
 
-    // False when the queue is full or the writer has stopped; counted as skipped.
+    // False when the queue is full or the writer has stopped, which is counted as skipped.
     bool enqueue(save_request request);
 
-    // The same for a request of about that size, so that nothing is copied in vain.
+    // Says the same for a request of about that size, so that nothing is copied in vain.
     bool has_room(uint64_t n_bytes);
 
     // What these tokens could restore once a queued save is on disk.
@@ -62,21 +61,22 @@ public:
 
 private:
     void run();
-    bool admits(uint64_t n_bytes);
+    bool admits(uint64_t n_bytes) REQUIRES(mu);
 
-    store &                   target;
-    const uint64_t            max_bytes;
-    const trouble_listener    listener;
-    bool                      in_trouble = false; // writer's thread only
-    mutable std::mutex        mu;
-    std::condition_variable   changed;
-    std::deque<save_request>  queue;     // the front one is being written
-    uint64_t                  bytes    = 0;
-    uint64_t                  n_queued = 0; // ever
-    uint64_t                  n_done   = 0; // ever
-    bool                      stopping = false;
-    std::string               error;
-    std::thread               thread;
+    store &                target;
+    const uint64_t         max_bytes;
+    const trouble_listener listener;
+    bool                   in_trouble = false; // is the writer's thread's own
+
+    mutable mutex            mu;
+    condition                changed;
+    std::deque<save_request> queue GUARDED_BY(mu);        // the front one is being written
+    uint64_t                 bytes GUARDED_BY(mu)    = 0;
+    uint64_t                 n_queued GUARDED_BY(mu) = 0; // ever
+    uint64_t                 n_done GUARDED_BY(mu)   = 0; // ever
+    bool                     stopping GUARDED_BY(mu) = false;
+    std::string              error GUARDED_BY(mu);
+    std::thread              thread;
 };
 
 } // namespace kvtier

@@ -1,4 +1,4 @@
-// The writer thread: never in the way, never forgetful without saying so.
+// The writer thread is never in the way, and never forgets anything without saying so.
 #include "kvtier/store_testing.h"
 #include "kvtier/writer.h"
 
@@ -24,7 +24,7 @@ static plan_request planned(const model & m, const std::vector<token> & tokens) 
     return p;
 }
 
-TEST(a_slow_disk_delays_serving) {
+TEST(a_slow_disk_does_not_delay_serving) {
     fault_env   disk;
     const model m;
     auto        s = open(disk, m.options());
@@ -75,7 +75,7 @@ TEST(trouble_is_told_once_until_it_is_over) {
     CHECK(w.last_error().empty());
 }
 
-TEST(what_is_queued_is_not_promised) {
+TEST(what_is_queued_is_promised) {
     fault_env   disk;
     const model m;
     auto        s = open(disk, m.options());
@@ -94,7 +94,7 @@ TEST(what_is_queued_is_not_promised) {
     CHECK(w.coming(m.root(), branch.data(), 64).n_tokens == 40);
     CHECK(w.coming(m.root(), tokens.data(), 10).n_tokens == 10);
     chain_root other = m.root();
-    other.name_space = "somebody else";
+    other.user = "somebody else";
     CHECK(w.coming(other, tokens.data(), 64).n_tokens == 0);
 
     CHECK(!w.wait_for(whole, std::chrono::milliseconds(1)));
@@ -103,7 +103,7 @@ TEST(what_is_queued_is_not_promised) {
     CHECK(w.coming(m.root(), tokens.data(), 64).n_tokens == 0);
 }
 
-TEST(a_full_queue_blocks_or_goes_uncounted) {
+TEST(a_full_queue_refuses_at_once_and_counts_it) {
     fault_env   disk;
     const model m;
     auto        s = open(disk, m.options());
@@ -127,7 +127,7 @@ TEST(a_full_queue_blocks_or_goes_uncounted) {
     CHECK(!w.enqueue({}));
 }
 
-TEST(pages_on_their_way_are_copied_again) {
+TEST(pages_on_their_way_are_not_copied_again) {
     fault_env   disk;
     const model m;
     auto        s = open(disk, m.options());
@@ -150,7 +150,7 @@ TEST(pages_on_their_way_are_copied_again) {
     CHECK(s->stats().values.runs_written == 9);
 }
 
-TEST(a_failed_save_is_not_made_up_for) {
+TEST(a_failed_save_is_made_up_for_by_the_next) {
     fault_env   disk;
     const model m;
     auto        s = open(disk, m.options());
@@ -173,7 +173,7 @@ TEST(a_failed_save_is_not_made_up_for) {
     CHECK(m.restore(*s, tokens) == 80);
 }
 
-TEST(threads_trip_over_each_other) {
+TEST(readers_and_the_writer_do_not_trip_over_each_other) {
     fault_env     disk;
     model         m;
     store_options o = m.options();
@@ -212,7 +212,7 @@ TEST(threads_trip_over_each_other) {
     CHECK(disk.disk_bytes() <= o.max_bytes);
 }
 
-TEST(damage_found_by_a_reader_pulls_the_rug_from_under_the_writer) {
+TEST(damage_found_by_a_reader_does_not_harm_the_writer) {
     fault_env     disk;
     model         m;
     store_options o = m.options();
@@ -255,63 +255,72 @@ TEST(damage_found_by_a_reader_pulls_the_rug_from_under_the_writer) {
 }
 
 // A reader gives up a file that the save under way, which began before, writes again.
-TEST(a_removal_put_off_takes_what_has_been_written_since) {
-    model m;
-    m.folded_size = 64;
-    const auto damage_anchors = [](failing_env & disk) {
+struct reader_beside_a_save {
+    model                  m;
+    failing_env            disk;
+    std::unique_ptr<store> s;
+
+    reader_beside_a_save() {
+        m.folded_size = 64;
+        s = open(disk, m.options());
+    }
+
+    void damage_anchors() {
         for (const std::string & path : files_with(disk, ".anc")) {
             disk.damage(path);
         }
-    };
-    const auto save_while_reading = [&](failing_env & disk, store & s, const std::vector<token> & read,
-                                        const std::vector<token> & saved, const std::vector<uint32_t> & anchors) {
-        damage_anchors(disk);
-        const match found = m.lookup(s, read);
-        const match twice = m.lookup(s, read);
-        const auto  load  = [&](const match & which) {
-            loaded_state state;
-            CHECK(s.load(which, read.data(), read.size(), state).is_damaged());
-        };
+    }
+
+    void load_damaged(const match & found, const std::vector<token> & tokens) {
+        loaded_state state;
+        CHECK(s->load(found, tokens.data(), tokens.size(), state).is_damaged());
+    }
+
+    void save_while_reading(const std::vector<token> & read, const std::vector<token> & saved,
+                            const std::vector<uint32_t> & anchors) {
+        damage_anchors();
+        const match found = m.lookup(*s, read);
+        const match twice = m.lookup(*s, read);
         disk.renamed   = ".seg";
-        disk.meanwhile = [&] { load(found); };
-        CHECK(m.save(s, saved, 0, true, anchors).is_ok());
+        disk.meanwhile = [&] { load_damaged(found, read); };
+        CHECK(m.save(*s, saved, 0, true, anchors).is_ok());
         CHECK(!disk.meanwhile);
         if (!anchors.empty()) {
-            damage_anchors(disk);
-            load(twice);          // of the object that is gone: what has taken its place stays
-            damage_anchors(disk); // a second time: sound again
+            damage_anchors();
+            load_damaged(twice, read); // it names the object that is gone: what has taken its place stays
+            damage_anchors();          // a second time makes it sound again
         }
         uint64_t freed = 0;
-        CHECK(s.gc(freed).is_ok());
-        CHECK(counts_what_is_there(s, disk));
-    };
-    { // its checkpoint, with the number of the new one
-        failing_env disk;
-        auto        s = open(disk, m.options());
-        std::vector<token> a = random_tokens(1, 1100), b = a, c;
-        append(b, 2, 50);
-        c = b;
-        append(c, 3, 50);
-        CHECK(m.save(*s, a).is_ok());
-        save_while_reading(disk, *s, a, b, {});
-        CHECK(files_with(disk, "/ckpt-").size() == 1);
-        CHECK(m.save(*s, c).is_ok());
-        CHECK(s->stats().n_checkpoints == 2);
-        CHECK(m.restore(*s, c) == c.size());
+        CHECK(s->gc(freed).is_ok());
         CHECK(counts_what_is_there(*s, disk));
     }
-    { // the anchor itself
-        failing_env disk;
-        auto        s = open(disk, m.options());
-        const std::vector<token> b = random_tokens(1, 98);
-        const std::vector<token> a(b.begin(), b.begin() + 48);
-        CHECK(m.save(*s, a).is_ok());
-        save_while_reading(disk, *s, a, b, { 48 });
-        CHECK(files_with(disk, ".anc").size() == 2);
-        CHECK(m.restore(*s, a) == 48);
-        CHECK(m.restore(*s, b) == b.size());
-        CHECK(counts_what_is_there(*s, disk));
-    }
+};
+
+TEST(a_removal_put_off_leaves_the_checkpoint_that_has_its_number_since) {
+    reader_beside_a_save on;
+    std::vector<token> a = random_tokens(1, 1100), b = a, c;
+    append(b, 2, 50);
+    c = b;
+    append(c, 3, 50);
+    CHECK(on.m.save(*on.s, a).is_ok());
+    on.save_while_reading(a, b, {});
+    CHECK(files_with(on.disk, "/ckpt-").size() == 1);
+    CHECK(on.m.save(*on.s, c).is_ok());
+    CHECK(on.s->stats().n_checkpoints == 2);
+    CHECK(on.m.restore(*on.s, c) == c.size());
+    CHECK(counts_what_is_there(*on.s, on.disk));
+}
+
+TEST(a_removal_put_off_leaves_the_anchor_that_has_been_written_since) {
+    reader_beside_a_save on;
+    const std::vector<token> b = random_tokens(1, 98);
+    const std::vector<token> a(b.begin(), b.begin() + 48);
+    CHECK(on.m.save(*on.s, a).is_ok());
+    on.save_while_reading(a, b, { 48 });
+    CHECK(files_with(on.disk, ".anc").size() == 2);
+    CHECK(on.m.restore(*on.s, a) == 48);
+    CHECK(on.m.restore(*on.s, b) == b.size());
+    CHECK(counts_what_is_there(*on.s, on.disk));
 }
 
 int main() {

@@ -60,7 +60,7 @@ bool sequence_store::folded() const {
 }
 
 kvtier::chain_root sequence_store::root(const sequence_scope & scope) const {
-    return { options.store.fingerprint, options.store.page_size, scope.name_space, scope.adapters };
+    return { options.store.fingerprint, options.store.page_size, scope.user, scope.adapters };
 }
 
 // The number of tokens that the sequence holds, as its memory counts them.

@@ -21,6 +21,7 @@
 
 #include "llama.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -30,9 +31,20 @@ namespace llama_run {
 
 // What separates this sequence's chain from those of other users and adapters.
 struct sequence_scope {
-    std::string                  name_space; // user; empty = anonymous
-    std::vector<kvtier::adapter> adapters;   // of the request
+    std::string                  user;     // empty: anonymous
+    std::vector<kvtier::adapter> adapters; // of the request
 };
+
+inline bool operator==(const sequence_scope & a, const sequence_scope & b) {
+    return a.user == b.user && std::equal(a.adapters.begin(), a.adapters.end(), b.adapters.begin(), b.adapters.end(),
+                                          [](const kvtier::adapter & x, const kvtier::adapter & y) {
+                                              return x.content == y.content && x.scale == y.scale;
+                                          });
+}
+
+inline bool operator!=(const sequence_scope & a, const sequence_scope & b) {
+    return !(a == b);
+}
 
 // State that is valid at n_tokens and nowhere else.
 struct anchor_copy {

@@ -150,7 +150,7 @@ static std::unique_ptr<llama_run::sequence_store> open_store(llama_context * ctx
     options.backend          = "cpu";
     options.store.root_dir   = opt.folder + "/kv-cache";
     options.store.page_size  = static_cast<uint32_t>(opt.page_size);
-    options.store.writer     = "test";
+    options.store.written_by = "test";
     options.store.ram_bytes  = ram_bytes;
     options.store.budget     = std::move(budget);
     check(llama_run::model_fingerprint(fingerprint, options.store.fingerprint), "fingerprint");
@@ -244,9 +244,9 @@ static size_t restore_up_to(const settings & opt, llama_model * model, const std
         // The last run cannot be read: the others do without it, where there is no anchor that needs all of them.
         kvtier::loaded_state cut = state;
         cut.runs.back().data.reset();
-        kvtier::loading coming(cut);
+        kvtier::loading reading(cut);
         size_t          n_put = 0;
-        check(store->put(0, coming, n_put).is_ok() != store->folded(), "what could be read of the rows was not put");
+        check(store->put(0, reading, n_put).is_ok() != store->folded(), "what could be read of the rows was not put");
         check(n_put == (store->folded() ? 0 : cut.runs.back().p0), "a restore in part has another length");
         check(llama_memory_seq_pos_max(llama_get_memory(ctx.get()), 0) + 1 == static_cast<llama_pos>(n_put),
               "a restore in part left state behind");

@@ -51,12 +51,12 @@ inline py::str text_to_python(const std::string & text) {
         PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
-inline kvtier::chain_root make_root(const kvtier::key & fingerprint, uint32_t page_size, std::string name_space,
+inline kvtier::chain_root make_root(const kvtier::key & fingerprint, uint32_t page_size, std::string user,
                                     const adapter_list & adapters) {
     if (page_size == 0) {
         throw py::value_error("page_size must be at least 1");
     }
-    kvtier::chain_root root{ fingerprint, page_size, std::move(name_space), {} };
+    kvtier::chain_root root{ fingerprint, page_size, std::move(user), {} };
     for (const auto & [content, scale] : adapters) {
         root.adapters.push_back({ key_from_bytes(content, "adapter"), scale });
     }
@@ -64,5 +64,6 @@ inline kvtier::chain_root make_root(const kvtier::key & fingerprint, uint32_t pa
 }
 
 // The bindings, one function per file.
+void bind_file_names(py::module_ & m);
 void bind_history(py::module_ & m);
 void bind_store(py::module_ & m);

@@ -137,10 +137,10 @@ status looking_env::lock_file(const std::string & path, std::unique_ptr<kvtier::
         char          text[32] = {};
         const ssize_t n        = ::pread(fd, text, sizeof(text) - 1, 0);
         const long    pid      = n > 0 ? std::strtol(text, nullptr, 10) : 0;
-        return status::busy(path + ": held by process " + (pid > 0 ? std::to_string(pid) : "(unknown)"));
+        return status::busy(path + ": held by process " + (pid > 0 ? std::to_string(pid) : "(unknown)"), std::max(pid, 0L));
     }
     if (fd >= 0 && !kvtier::is_file_at(path, fd)) {
-        return status::busy(path + ": its folder is being removed");
+        return status::busy(path + ": its folder is being removed", 0);
     }
     if (fd >= 0 && writable) {
         write_pid(fd);

@@ -9,27 +9,28 @@ PYBIND11_MODULE(_kernels, m) {
           py::arg("tokens"), "64-bit FNV-1a over the first 1024 tokens.");
 
     m.def("root_key",
-          [](const py::bytes & fingerprint, uint32_t page_size, std::string name_space, const adapter_list & adapters) {
+          [](const py::bytes & fingerprint, uint32_t page_size, std::string user, const adapter_list & adapters) {
               const kvtier::key model = key_from_bytes(fingerprint, "fingerprint");
-              return bytes_from_key(kvtier::root_key(make_root(model, page_size, std::move(name_space), adapters)));
+              return bytes_from_key(kvtier::root_key(make_root(model, page_size, std::move(user), adapters)));
           },
-          py::arg("fingerprint"), py::arg("page_size"), py::arg("name_space") = "",
+          py::arg("fingerprint"), py::arg("page_size"), py::arg("user") = "",
           py::arg("adapters") = adapter_list(), "The key that a chain of pages starts from.");
 
     m.def("page_keys",
-          [](const tokens & t, const py::bytes & fingerprint, uint32_t page_size, std::string name_space,
+          [](const tokens & t, const py::bytes & fingerprint, uint32_t page_size, std::string user,
              const adapter_list & adapters) {
               const kvtier::key model = key_from_bytes(fingerprint, "fingerprint");
-              const auto        root  = make_root(model, page_size, std::move(name_space), adapters);
+              const auto        root  = make_root(model, page_size, std::move(user), adapters);
               std::vector<py::bytes> out;
               for (const kvtier::key & key : kvtier::page_keys(root, t.data(), t.size())) {
                   out.push_back(bytes_from_key(key));
               }
               return out;
           },
-          py::arg("tokens"), py::arg("fingerprint"), py::arg("page_size"), py::arg("name_space") = "",
+          py::arg("tokens"), py::arg("fingerprint"), py::arg("page_size"), py::arg("user") = "",
           py::arg("adapters") = adapter_list(), "One key per full page of a prompt.");
 
+    bind_file_names(m);
     bind_history(m);
     bind_store(m);
 }

@@ -33,6 +33,8 @@ const char * kind_name(kvtier::status_kind kind) {
         case kvtier::status_kind::corrupt:      return "corrupt";
         case kvtier::status_kind::incompatible: return "incompatible";
         case kvtier::status_kind::no_space:     return "no_space";
+        case kvtier::status_kind::over_budget:  return "over_budget";
+        case kvtier::status_kind::exhausted:    return "exhausted";
         case kvtier::status_kind::io_error:     return "io_error";
         case kvtier::status_kind::busy:         return "busy";
     }
@@ -52,13 +54,9 @@ void check(const status & s) {
     }
 }
 
-// The holder's process, from the message of a busy lock.
+// The process that holds a busy lock, where it is known.
 std::optional<long> holder(const status & s) {
-    static constexpr char before[] = "held by process ";
-    const size_t          at       = s.message().find(before);
-    const long            pid      = !s.is_busy() || at == std::string::npos
-        ? 0 : std::strtol(s.message().c_str() + at + std::strlen(before), nullptr, 10);
-    return pid > 0 ? std::optional<long>(pid) : std::nullopt;
+    return s.holder() > 0 ? std::optional<long>(s.holder()) : std::nullopt;
 }
 
 kvtier::blob blob_from(const py::bytes & bytes) {
@@ -157,24 +155,24 @@ public:
         return out;
     }
 
-    std::vector<std::pair<uint32_t, uint32_t>> plan(const tokens & t, std::string name_space, const adapter_list & adapters,
+    std::vector<std::pair<uint32_t, uint32_t>> plan(const tokens & t, std::string user, const adapter_list & adapters,
                                                     uint32_t n_static, const std::vector<uint32_t> & anchors) const {
         std::vector<std::pair<uint32_t, uint32_t>> out;
-        for (const auto & r : planned(*use()->store, t, std::move(name_space), adapters, n_static, anchors).runs) {
+        for (const auto & r : planned(*use()->store, t, std::move(user), adapters, n_static, anchors).runs) {
             out.emplace_back(r.p0, r.p1);
         }
         return out;
     }
 
     uint64_t save(const tokens & t, const std::function<py::bytes(uint32_t, uint32_t)> & rows,
-                  const std::map<uint32_t, py::bytes> & anchors, std::string name_space, const adapter_list & adapters,
+                  const std::map<uint32_t, py::bytes> & anchors, std::string user, const adapter_list & adapters,
                   uint32_t n_static, bool checkpoint, const std::string & backend) const {
         const auto            s = change();
         std::vector<uint32_t> lengths;
         for (const auto & [n, data] : anchors) {
             lengths.push_back(n);
         }
-        kvtier::save_request request = planned(*s->store, t, std::move(name_space), adapters, n_static, lengths);
+        kvtier::save_request request = planned(*s->store, t, std::move(user), adapters, n_static, lengths);
         for (auto & r : request.runs) {
             r.data = blob_from(rows(r.p0, r.p1));
         }
@@ -189,15 +187,15 @@ public:
         return request.bytes();
     }
 
-    match_view lookup(const tokens & t, std::string name_space, const adapter_list & adapters, bool folded) const {
+    match_view lookup(const tokens & t, std::string user, const adapter_list & adapters, bool folded) const {
         const auto s = use();
-        return view(found(*s->store, t, std::move(name_space), adapters, folded));
+        return view(found(*s->store, t, std::move(user), adapters, folded));
     }
 
     // lookup, load and touch in one, as a server does them for a prompt.
-    state_view load(const tokens & t, std::string name_space, const adapter_list & adapters, bool folded) const {
+    state_view load(const tokens & t, std::string user, const adapter_list & adapters, bool folded) const {
         const auto           s = use();
-        const kvtier::match  m = found(*s->store, t, std::move(name_space), adapters, folded);
+        const kvtier::match  m = found(*s->store, t, std::move(user), adapters, folded);
         kvtier::loaded_state loaded;
         {
             py::gil_scoped_release no_gil;
@@ -281,13 +279,14 @@ public:
     // Moves files to the store's quarantine and closes it: what it knew is no longer so. The next opening finds the
     // checkpoints that needed them.
     size_t set_aside(const std::vector<py::object> & files) {
-        const auto               s     = change();
-        const std::string        aside = kvtier::names::join(model_dir(), kvtier::names::quarantine);
-        std::vector<std::string> paths;
+        const auto                s = change();
+        const kvtier::file_layout layout(options.root_dir, options.fingerprint);
+        const std::string         aside = layout.quarantine();
+        std::vector<std::string>  paths;
         for (const py::object & file : files) {
             const std::string & path = paths.emplace_back(path_from_python(file));
-            if (path.compare(0, model_dir().size() + 1, model_dir() + "/") != 0 || path.find("/../") != std::string::npos) {
-                throw py::value_error(path + " is not in " + model_dir());
+            if (path == layout.model() || !kvtier::names::is_in(path, layout.model()) || path.find("/../") != std::string::npos) {
+                throw py::value_error(path + " is not in " + layout.model());
             }
         }
         size_t moved = 0;
@@ -295,9 +294,9 @@ public:
             py::gil_scoped_release no_gil;
             check(s->e.make_dir(aside));
             for (const std::string & path : paths) {
-                const std::string name = path.substr(path.find_last_of('/') + 1, 100);
-                const status result = s->e.rename(path, kvtier::names::join(aside, std::to_string(s->e.now_ms()) + "-" +
-                                                                            std::to_string(moved) + "-" + name));
+                const std::string name   = path.substr(path.find_last_of('/') + 1);
+                const std::string target = kvtier::names::join(aside, kvtier::names::aside(name, s->e.now_ms(), moved));
+                const status      result = s->e.rename(path, target);
                 if (!result.is_miss()) {
                     check(result);
                     moved++;
@@ -312,11 +311,11 @@ public:
 private:
     std::string model_dir() const { return kvtier::names::join(options.root_dir, kvtier::hex(options.fingerprint)); }
 
-    kvtier::save_request planned(const kvtier::store & s, const tokens & t, std::string name_space,
+    kvtier::save_request planned(const kvtier::store & s, const tokens & t, std::string user,
                                  const adapter_list & adapters, uint32_t n_static,
                                  const std::vector<uint32_t> & anchors) const {
         kvtier::plan_request request;
-        request.root     = make_root(options.fingerprint, options.page_size, std::move(name_space), adapters);
+        request.root     = make_root(options.fingerprint, options.page_size, std::move(user), adapters);
         request.tokens   = t.data();
         request.n_tokens = t.size();
         request.n_static = n_static;
@@ -324,10 +323,10 @@ private:
         return s.plan(request);
     }
 
-    kvtier::match found(const kvtier::store & s, const tokens & t, std::string name_space, const adapter_list & adapters,
+    kvtier::match found(const kvtier::store & s, const tokens & t, std::string user, const adapter_list & adapters,
                         bool folded) const {
         kvtier::lookup_request request;
-        request.root     = make_root(options.fingerprint, options.page_size, std::move(name_space), adapters);
+        request.root     = make_root(options.fingerprint, options.page_size, std::move(user), adapters);
         request.tokens   = t.data();
         request.n_tokens = t.size();
         request.limit    = t.size();
@@ -348,7 +347,7 @@ private:
 };
 
 std::unique_ptr<py_store> make_store(const py::object & folder, const py::bytes & fingerprint, uint32_t page_size, bool inspect,
-                                     std::string writer, std::optional<uint64_t> max_bytes, uint64_t ram_bytes,
+                                     std::string written_by, std::optional<uint64_t> max_bytes, uint64_t ram_bytes,
                                      std::optional<uint32_t> max_conversations,
                                      std::optional<uint32_t> max_checkpoints) {
     constexpr uint32_t    no_limit = std::numeric_limits<uint32_t>::max();
@@ -357,7 +356,7 @@ std::unique_ptr<py_store> make_store(const py::object & folder, const py::bytes 
     options.fingerprint       = key_from_bytes(fingerprint, "fingerprint");
     options.page_size         = page_size;
     options.inspect           = inspect;
-    options.writer            = std::move(writer);
+    options.written_by        = std::move(written_by);
     options.max_bytes         = max_bytes.value_or(std::numeric_limits<uint64_t>::max());
     options.ram_bytes         = ram_bytes;
     options.max_conversations = max_conversations.value_or(no_limit);
@@ -467,9 +466,6 @@ void bind_store(py::module_ & m) {
     bind_errors(m);
     bind_results(m);
 
-    m.def("user_key", [](const std::string & user) { return bytes_from_key(kvtier::user_key(user)); }, py::arg("user"),
-          "The hash that stands for a user id: the name of the user's folder.");
-
     m.def("list_models",
           [](const py::object & folder) {
               std::vector<kvtier::key> found;
@@ -505,22 +501,22 @@ void bind_store(py::module_ & m) {
 
     py::class_<py_store>(m, "Store")
         .def(py::init(&make_store), py::arg("folder"), py::arg("fingerprint"), py::kw_only(), py::arg("page_size") = 256,
-             py::arg("inspect") = false, py::arg("writer") = "", py::arg("max_bytes") = py::none(),
+             py::arg("inspect") = false, py::arg("written_by") = "", py::arg("max_bytes") = py::none(),
              py::arg("ram_bytes") = 0, py::arg("max_conversations") = py::none(), py::arg("max_checkpoints") = py::none(),
              "Opens the store of one model. Limits that are not given do not exist: they are the server's to keep.")
         .def("close", &py_store::close)
         .def("__enter__", [](py::object self) { return self; })
         .def("__exit__", [](py_store & self, const py::args &) { self.close(); })
-        .def("plan", &py_store::plan, py::arg("tokens"), py::kw_only(), py::arg("name_space") = "",
+        .def("plan", &py_store::plan, py::arg("tokens"), py::kw_only(), py::arg("user") = "",
              py::arg("adapters") = adapter_list(), py::arg("n_static") = 0, py::arg("anchors") = std::vector<uint32_t>(),
              "The spans of a sequence that are not stored yet.")
         .def("save", &py_store::save, py::arg("tokens"), py::arg("rows"), py::kw_only(),
-             py::arg("anchors") = std::map<uint32_t, py::bytes>(), py::arg("name_space") = "",
+             py::arg("anchors") = std::map<uint32_t, py::bytes>(), py::arg("user") = "",
              py::arg("adapters") = adapter_list(), py::arg("n_static") = 0, py::arg("checkpoint") = true,
              py::arg("backend") = "", "Saves what plan() names; rows(p0, p1) gives the state of a span.")
-        .def("lookup", &py_store::lookup, py::arg("tokens"), py::kw_only(), py::arg("name_space") = "",
+        .def("lookup", &py_store::lookup, py::arg("tokens"), py::kw_only(), py::arg("user") = "",
              py::arg("adapters") = adapter_list(), py::arg("folded") = false)
-        .def("load", &py_store::load, py::arg("tokens"), py::kw_only(), py::arg("name_space") = "",
+        .def("load", &py_store::load, py::arg("tokens"), py::kw_only(), py::arg("user") = "",
              py::arg("adapters") = adapter_list(), py::arg("folded") = false)
         .def("conversations", &py_store::conversations)
         .def("damaged", &py_store::damaged, "What opening found.")

@@ -7,7 +7,7 @@
 
 namespace llama_run {
 
-class cache_ticket; // state that travels with a request: cache_core.h
+class cache_ticket; // state that travels with a request: cache/cache_ticket.h
 class state_cache;  // state_cache.h
 
 enum class cache_source : uint8_t { none, slot, hot, warm, cold };

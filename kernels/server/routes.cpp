@@ -1,6 +1,6 @@
 #include "server/routes.h"
 
-#include "server/expert_routes.h"
+#include "server/experts/expert_routes.h"
 #include "server/state_cache.h"
 
 #include "kvtier/file_names.h"

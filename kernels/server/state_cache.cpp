@@ -1,6 +1,6 @@
 #include "server/state_cache.h"
 
-#include "server/cache_core.h"
+#include "server/cache/cache_core.h"
 #include "server/printable.h"
 
 #include "log.h"
@@ -42,7 +42,7 @@ void state_cache::close() {
     }
     if (closing) {
         closing->close();
-        std::string said = closing->metrics();
+        std::string said = closing->admin().metrics();
         std::lock_guard<std::mutex> guard(mu);
         last_metrics = std::move(said);
     }
@@ -127,9 +127,9 @@ int state_cache::choose_among(const std::vector<slot_candidate> & slots, const s
     return c ? c->choose(slots, task) : -1;
 }
 
-bool state_cache::ready(const slot_view & slot, server_task & task) const {
+bool state_cache::prepare(const slot_view & slot, server_task & task) const {
     const auto c = core();
-    return !c || c->ready(slot, task);
+    return !c || c->prepare(slot, task);
 }
 
 void state_cache::deferred() const {
@@ -181,7 +181,7 @@ void state_cache::replaced(const slot_view & slot) const {
 
 common_json state_cache::describe() const {
     if (const auto c = core()) {
-        common_json out = c->describe();
+        common_json out = c->admin().describe();
         out["prompts"] = {
             { "made_stable",     n_made_stable.load() },
             { "tools_reordered", tools.reordered() },
@@ -194,22 +194,22 @@ common_json state_cache::describe() const {
 
 common_json state_cache::describe_user(const std::string & user) const {
     const auto c = core();
-    return c ? c->describe_user(user) : describe();
+    return c ? c->admin().describe_user(user) : describe();
 }
 
 common_json state_cache::conversations(const std::string & user) const {
     const auto c = core();
-    return c ? c->conversations(user) : common_json::array();
+    return c ? c->admin().conversations(user) : common_json::array();
 }
 
 common_json state_cache::requests(const std::string & user) const {
     const auto c = core();
-    return c ? c->requests(user) : common_json::array();
+    return c ? c->admin().finished.describe(user) : common_json::array();
 }
 
 std::string state_cache::metrics() const {
     if (const auto c = core()) {
-        return c->metrics();
+        return c->admin().metrics();
     }
     std::lock_guard<std::mutex> guard(mu);
     return last_metrics;
@@ -217,18 +217,18 @@ std::string state_cache::metrics() const {
 
 void state_cache::flush() const {
     if (const auto c = core()) {
-        c->flush();
+        c->admin().flush();
     }
 }
 
 bool state_cache::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const {
     const auto c = core();
-    return c && c->remove_conversation(user, hash, bytes_freed);
+    return c && c->admin().remove_conversation(user, hash, bytes_freed);
 }
 
 bool state_cache::remove_user(const std::string & user, uint64_t & bytes_freed) const {
     const auto c = core();
-    return c && c->remove_user(user, bytes_freed);
+    return c && c->admin().remove_user(user, bytes_freed);
 }
 
 } // namespace llama_run

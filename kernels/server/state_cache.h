@@ -3,7 +3,7 @@
 //   admit     HTTP worker    counts the user's requests
 //   arrive    HTTP worker    looks the prompt up, reads its files
 //   choose    inference      picks a slot
-//   ready     inference      looks again; false: files are still being read, try again when told
+//   prepare   inference      looks again; false: files are still being read, try again when told
 //   restore   inference      puts what was read into the slot, before upstream looks at what the slot holds
 //   anchor    inference      copies the state that only holds at this length
 //   evaluated inference      hands the prompt's pages to the writer
@@ -13,12 +13,12 @@
 //
 // Without --cache-ssd, or when the folder cannot be opened, every function returns at once and the server is upstream's.
 //
-// Thread safety: stop may be called from a signal's handler. arrive and everything that reports or removes may be called from any thread, the rest from the inference
-// thread. open and close belong to the thread that loads the model. No exception but for lack of memory.
+// Thread safety: stop may be called from a signal's handler. arrive and everything that reports or removes may be called from
+// any thread, the rest from the inference thread. open and close belong to the thread that loads the model. No exception but for lack of memory.
 #pragma once
 
 #include "server/cache_report.h"
-#include "server/expert_view.h"
+#include "server/experts/expert_view.h"
 #include "server/stable_prompts.h"
 #include "server/user_id.h"
 
@@ -100,8 +100,8 @@ public:
         return i < 0 ? nullptr : &slots[static_cast<size_t>(i)];
     }
 
-    bool ready(const slot_view & slot, server_task & task) const;
-    void deferred() const; // the request for which ready said no now waits: the read may have been faster than that
+    bool prepare(const slot_view & slot, server_task & task) const;
+    void deferred() const; // the request for which prepare said no is in the line by now
 
     // make_room: frees cells of idle slots; false when there are none.
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,

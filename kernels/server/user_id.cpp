@@ -10,20 +10,12 @@
 
 namespace llama_run {
 
-static constexpr size_t max_length = 512;
-
-bool is_user_id(const std::string & text) {
-    return text.size() <= max_length && std::all_of(text.begin(), text.end(), [](char c) {
-        return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
-    });
-}
-
 static std::string checked(const std::string & name, const common_json & value) {
     if (value.is_null()) {
         return ""; // how clients say that they leave a field out
     }
-    if (!value.is_string() || !is_user_id(value.get<std::string>())) {
-        throw std::invalid_argument(name + " must be a string of at most " + std::to_string(max_length) +
+    if (!value.is_string() || !kvtier::is_user_id(value.get<std::string>())) {
+        throw std::invalid_argument(name + " must be a string of at most " + std::to_string(kvtier::max_user_id) +
                                     " letters, digits, '_' and '-'");
     }
     return value.get<std::string>();
@@ -87,7 +79,7 @@ std::string user_of_metadata(const common_json & value) {
     if (is_new_claude(text, user) || is_old_claude(text, user)) {
         return user;
     }
-    return is_user_id(text) ? text : hashed("metadata", text);
+    return kvtier::is_user_id(text) ? text : hashed("metadata", text);
 }
 
 void keep_user(const common_json & anthropic, common_json & converted) {

@@ -30,17 +30,14 @@ inline constexpr const char * converted_metadata_user = "__metadata_user_id";
 void keep_user(const common_json & anthropic, common_json & converted);
 
 // Empty: anonymous. converted: the body came through keep_user. Throws std::invalid_argument, naming the field and the rule,
-// for a header or a llama_user_id that breaks the rule of is_user_id.
+// for a header or a llama_user_id that breaks the rule of kvtier::is_user_id.
 std::string user_of_request(const http_headers & headers, const common_json & body, bool converted, const cache_options & options);
 
 // The same for our own routes, where the user is named in the address. Behind a proxy that sets the header, nobody reaches
 // another's: std::invalid_argument.
 std::string user_of_route(const http_headers & headers, const std::string & named, const cache_options & options);
 
-// Letters, digits, _ and -, 512 at most.
-bool is_user_id(const std::string & text);
-
-// The user that any text of metadata.user_id stands for, always by the rule of is_user_id: an id stays as it is, Claude Code's
+// The user that any text of metadata.user_id stands for, always by the rule of kvtier::is_user_id: an id stays as it is, Claude Code's
 // names of device, account and session lose the session, the rest is hashed whole.
 std::string user_of_metadata(const common_json & value);
 

@@ -20,7 +20,7 @@ static std::vector<int> ids(const tasks & from) {
     return out;
 }
 
-// What the queue does: takes the first, runs it or puts it off, until none is left. Gives who ran, in order.
+// Does what the queue does: takes the first, runs it or puts it off, until none is left. Gives who ran, in order.
 static std::vector<int> process(tasks & line, tasks & next, const std::function<bool(int)> & runs) {
     std::vector<int> ran;
     for (size_t n = 0; !next.empty() && n < 1000; n++) {

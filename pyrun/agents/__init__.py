@@ -1,1 +1,1 @@
-"""Coding agents: what each has to be told to work with a running server, and writing it into its settings."""
+"""Coding agents have to be told how to work with a running server; this writes it into their settings."""

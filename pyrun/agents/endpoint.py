@@ -1,4 +1,4 @@
-"""The running server as an agent has to know it: address, key, model and how much the model reads."""
+"""Describes the running server as an agent has to know it: address, key, model and how much the model reads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Endpoint:
 
     @property
     def answer(self) -> int:
-        """Tokens that an agent may ask for at once: what is set aside for an answer is missing in the prompt."""
+        """An agent may ask for so many tokens at once: what is set aside for an answer is missing in the prompt."""
         return max(1, min(16_384, self.context // 4))
 
 

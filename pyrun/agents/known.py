@@ -1,4 +1,4 @@
-"""The agents that can be connected, one function each: an endpoint becomes the settings that the agent reads.
+"""Knows the agents that can be connected: for each, a function makes the settings that it reads of an endpoint.
 
 docs/agents.md says with which versions the settings were tried, and what each timeout is for.
 """
@@ -13,7 +13,7 @@ from pyrun.agents.endpoint import Endpoint
 from pyrun.agents.setup import ConfigFile, Format, Setup
 
 NAME = "llama-run"
-SECONDS = 3600  # to wait for a cold prompt: 60,000 tokens at 20 per second take 50 minutes
+SECONDS = 3600  # a cold prompt may take that long: 60,000 tokens at 20 per second take 50 minutes
 MILLISECONDS = SECONDS * 1000
 
 
@@ -25,7 +25,7 @@ class User:
     environment: Mapping[str, str]
 
     def folder(self, variable: str, default: Path) -> Path:
-        """What the variable names, else the usual one."""
+        """Gives the folder that the variable names, else the usual one."""
         named = self.environment.get(variable)
         return Path(named).expanduser() if named else default
 
@@ -188,7 +188,7 @@ def continue_dev(at: Endpoint, user: User) -> Setup:
         "roles": ["chat", "edit", "apply"],
         "capabilities": ["tool_use"],
         "defaultCompletionOptions": {"contextLength": at.context, "maxTokens": at.answer},
-        # Milliseconds for its command line, seconds for the editors, where a thousand times this must fit in 31 bits.
+        # Its command line takes milliseconds, the editors seconds: a thousand times as many must fit in 31 bits.
         "requestOptions": {"timeout": 2_000_000},
     }
     content = {"name": "Main Config", "version": "1.0.0", "schema": "v1", "models": [model]}

@@ -1,4 +1,4 @@
-"""Merging settings into the text of a config file: what is there and not ours stays, comments included."""
+"""Merges settings into the text of a config file: what is there and not ours stays, comments included."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tomlkit.exceptions import TOMLKitError
 
 from pyrun.agents.setup import ConfigFile, Format
 
-STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')  # of JSON
+STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')  # a string of JSON
 UNEXPECTED = "is laid out in a way that cannot be added to"
-DOCUMENT = re.compile(r"^(?:---|\.\.\.)(?:\s|$)", re.MULTILINE)  # where one of YAML begins or ends
+DOCUMENT = re.compile(r"^(?:---|\.\.\.)(?:\s|$)", re.MULTILINE)  # a document of YAML begins or ends there
 
 
 class UnmergeableError(Exception):
-    """The file is not what its agent writes, or has comments that would be lost. Says which."""
+    """The file is not what its agent writes, or has comments that would be lost. The message says which."""
 
 
 def merge(text: str, wanted: ConfigFile) -> str:
-    """The file's new text, with line ends as they were. An empty text is a file that is not there yet."""
+    """Gives the file's new text, with line ends as they were. An empty text is a file that is not there yet."""
     try:
         merged = MERGERS[wanted.format](text.replace("\r\n", "\n"), wanted)
         merged.encode()
@@ -37,7 +37,7 @@ def merge(text: str, wanted: ConfigFile) -> str:
 
 
 def render(wanted: ConfigFile) -> str:
-    """The settings alone, for a person to paste."""
+    """Writes the settings alone, for a person to paste."""
     return merge("", wanted)
 
 
@@ -72,14 +72,14 @@ def _merge_yaml(text: str, wanted: ConfigFile) -> str:
     if DOCUMENT.search(text):
         # What stands before the first document and behind it is not kept.
         raise UnmergeableError("has a line that begins or ends a document")
-    yaml = YAML()  # keeps comments and quotes
+    yaml = YAML()  # it keeps comments and quotes
     yaml.width = 4096
     yaml.preserve_quotes = True
     if not isinstance(wanted.content, list) and re.search(r"^- ", text, re.MULTILINE) is None:
         yaml.indent(mapping=2, sequence=4, offset=2)
     try:
         known = yaml.load(text)
-        empty = known is None  # but for comments
+        empty = known is None  # it may have comments
         reader = YAML(typ="safe", pure=True)
         plain = _empty(wanted.content) if empty else _unshared(reader.load(text))
     except YAMLError as error:
@@ -101,7 +101,7 @@ def _ended(text: str) -> str:
 
 
 def _unshared(value: Any) -> Any:
-    """A copy in which what an alias stands for is a thing of its own."""
+    """Makes a copy in which what an alias stands for is a thing of its own."""
     if isinstance(value, dict):
         return {key: _unshared(inner) for key, inner in value.items()}
     return [_unshared(inner) for inner in value] if isinstance(value, list) else value
@@ -119,7 +119,7 @@ def _empty(content: Any) -> Any:
 
 
 def _merge(known: Any, wanted: Any, same: str) -> Any:
-    """`wanted` laid over `known`, which is changed in place where it can be: that is how comments are kept."""
+    """Lays `wanted` over `known`, which is changed in place where it can be: that is how comments are kept."""
     if isinstance(wanted, dict):
         if not isinstance(known, MutableMapping):
             raise UnmergeableError(f"has {type(known).__name__} where {', '.join(wanted)} belong")

@@ -1,4 +1,4 @@
-"""What an agent has to be told, in the shape that the agent reads it."""
+"""Says what an agent has to be told, in the shape that the agent reads it."""
 
 from __future__ import annotations
 

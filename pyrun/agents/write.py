@@ -1,4 +1,4 @@
-"""Writing an agent's settings: whole or not at all, and with the file of before beside it."""
+"""Writes an agent's settings, whole or not at all, and with the file of before beside it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Change:
     before: str | None
     after: str
     problem: str | None = None
-    mode: int = PRIVATE  # that the file will have
+    mode: int = PRIVATE  # the file will have it
     is_open: bool = False  # others can read it now, and should not
 
     @property
@@ -81,7 +81,7 @@ def apply(change: Change) -> Path | None:
 
 
 def _read(path: Path) -> str | None:
-    """With its line ends; None where there is no such file."""
+    """Reads the text with its line ends, and gives None where there is no such file."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return file.read()
@@ -90,7 +90,7 @@ def _read(path: Path) -> str | None:
 
 
 def _keep(path: Path, mode: int) -> Path:
-    """A copy beside the file, which no more people can read than the new one."""
+    """Leaves a copy beside the file, which no more people can read than the new one."""
     kept = _spare(path)
     kept.touch(mode=PRIVATE)
     shutil.copyfile(path, kept)
@@ -100,7 +100,7 @@ def _keep(path: Path, mode: int) -> Path:
 
 
 def _spare(path: Path) -> Path:
-    """A name beside the file that is free: FILE.before-llama-run, then with a number."""
+    """Finds a name beside the file that is free: FILE.before-llama-run, then with a number."""
     first = path.with_name(f"{path.name}.before-llama-run")
     names = (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, 1000)))
     return next(name for name in names if not name.exists())

@@ -1,1 +1,1 @@
-"""From the patched source to llama-server."""
+"""The patched source becomes llama-server here."""

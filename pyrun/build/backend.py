@@ -1,4 +1,4 @@
-"""What each backend adds to a build: cmake definitions and variables. Pure: a machine in, settings out."""
+"""Says what each backend adds to a build: cmake definitions and variables. It is pure: a machine in, settings out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Addition:
 def addition(
     snapshot: Snapshot, machine: Machine, backend: str, target: str | None = None, vulkan_headers: Path | None = None
 ) -> Addition:
-    """target: the processor that the build is for, where that is not this machine's."""
+    """`target` is the processor that the build is for, where that is not this machine's."""
     flags = machine.cpu.build_flags if target is None else _target_flags(target, snapshot.arch)
     definitions = dict(flag.removeprefix("-D").split("=", 1) for flag in flags)
     environment: dict[str, str] = {}
@@ -74,7 +74,7 @@ def is_buildable(snapshot: Snapshot, machine: Machine, backend: str) -> bool:
 
 
 def rocm_targets(snapshot: Snapshot, machine: Machine) -> list[str]:
-    """What the kernels are compiled for: each chip, or the one that it is told to be; without one, what was named."""
+    """The kernels are compiled for each chip, or the one that it is told to be; without one, for what was named."""
     cards = [gpu for gpu in machine.gpus if gpu.vendor == "amd" and gpu.has_rocm]
     cards = [gpu for gpu in cards if not gpu.is_small] or cards
     told = [gfx_of_override(gpu.override.value) if gpu.override and gpu.override.value else gpu.gfx for gpu in cards]

@@ -1,4 +1,4 @@
-"""From pin, patches and kernels to llama.cpp/build/<backend>/bin/llama-server."""
+"""Makes llama.cpp/build/<backend>/bin/llama-server from pin, patches and kernels."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from pyrun.machine.vulkan import are_headers_old, headers_version
 from pyrun.upstream import source
 
 TARGETS = ("llama-server",)
-CONFIGURED = "llama-run-configure.json"  # in the build's folder: what cmake was told
-# What a build takes on disk, with room to spare.
+SOURCES = (".cpp", ".h", ".txt", ".cmake")  # what kernels/ has for a compiler and for cmake
+CONFIGURED = "llama-run-configure.json"  # a file in the build's folder says what cmake was told
+# A build takes so much on disk, with room to spare.
 NEEDED_BYTES = {"cpu": 1 << 30, "vulkan": 3 << 29, "cuda": 3 << 30, "rocm": 3 << 30}
 
 
@@ -39,8 +40,8 @@ class BuildRequest:
     clean: bool = False
     origin: str = "pypi"
     web_ui: bool = True
-    target: str | None = None  # the processor, where that is not this machine's
-    keep_source: bool = False  # though the build is clean: it was made anew for another one just now
+    target: str | None = None  # the processor to build for, where that is not this machine's
+    keep_source: bool = False  # a clean build may keep it: it was made anew for another one just now
 
     @property
     def folder_name(self) -> str:
@@ -56,9 +57,9 @@ class BuildResult:
 
 
 def build(home: Home, request: BuildRequest, snapshot: Snapshot | None = None) -> BuildResult:
-    """Builds what is out of date and nothing else. Safe to interrupt, safe to start twice.
+    """Builds what is out of date and nothing else. It may be interrupted, and started twice.
 
-    snapshot: of this machine, where one was taken already.
+    `snapshot` is of this machine, where one was taken already.
     """
     tools = find_toolchain()
     started = time.monotonic()
@@ -98,12 +99,12 @@ def take_snapshot(home: Home, backend: str) -> Snapshot:
 
 
 def is_built(home: Home, backend: str) -> bool:
-    """Whether a server was ever built to its end; whether it is up to date is for `build` to find out."""
+    """Says whether a server was ever built to its end; whether it is up to date is for `build` to find out."""
     return home.server_binary(backend).exists() and (home.build(backend) / "llama-run-build.json").exists()
 
 
 def has_web_ui(home: Home, backend: str) -> bool:
-    """Whether upstream's own page is embedded in the built server."""
+    """Says whether upstream's own page is embedded in the built server."""
     return (home.build(backend) / "tools" / "ui" / "dist" / "index.html").exists()
 
 
@@ -139,14 +140,14 @@ def _compile(
                     env={"CXX": tools.cxx, **environment},
                 )
             configured.write_text(json.dumps(definitions, indent=1), encoding="utf-8")
-        progress = console.StepProgress("building llama-server")
+        progress = console.Progress("building llama-server", console.STEPS)
         try:
             jobs = ["-j", str(request.jobs)] if request.jobs else []
             run_logged(
                 [tools.ninja, "-C", str(folder), *jobs, *TARGETS],
                 log,
                 env={**build_environment(home), **environment},
-                on_step=progress.update,
+                on_step=progress.reach,
             )
         finally:
             progress.close()
@@ -158,8 +159,8 @@ def _compile(
 
 
 def configure_command(tools: Toolchain, source: Path, folder: Path, definitions: dict[str, str]) -> list[str]:
-    """Afresh: cmake refuses what it remembers of another folder, which a clone that was copied or moved has. What is
-    compiled stays."""
+    """It starts afresh: cmake refuses what it remembers of another folder, which a clone that was copied or moved has.
+    What is compiled stays."""
     arguments = [f"-D{name}={value}" for name, value in definitions.items()]
     return [tools.cmake, "--fresh", "-S", str(source), "-B", str(folder), "-G", "Ninja", *arguments]
 
@@ -181,10 +182,10 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 def _digest(folder: Path) -> str:
-    """Of the files that the server is compiled from."""
+    """Tells whether anything changed that the server is compiled from, or by."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.suffix in (".cpp", ".h", ".txt") and path.is_file():
+        if path.suffix in SOURCES and path.is_file():
             digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -1,4 +1,4 @@
-"""Which backend to use, of those that are built or can be: pure, so that every machine's choice is in a test."""
+"""Chooses a backend of those that are built or can be. It is pure, so that every machine's choice is in a test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyrun.machine.describe import Machine
 from pyrun.machine.snapshot import Snapshot
 
 AUTO = "auto"
-# Where the best one cannot be used. ROCm is only ever chosen by name, or where it is built already.
+# These follow where the best one cannot be used. ROCm is only ever chosen by name, or where it is built already.
 NEXT_BEST = {"cuda": ("cuda", "vulkan", "cpu"), "vulkan": ("vulkan", "rocm", "cpu"), "cpu": ("cpu",)}
 
 
@@ -21,8 +21,8 @@ class Standing:
 
     backend: Backend
     is_built: bool
-    lacks: list[Missing]  # for a build
-    is_buildable: bool  # all is there, and something to build for
+    lacks: list[Missing]  # what a build still needs
+    is_buildable: bool  # all is there, and a device to build for
 
     @property
     def state(self) -> str:
@@ -51,7 +51,7 @@ def standings(snapshot: Snapshot, machine: Machine, built: Collection[str]) -> l
 
 
 def choose_backend(machine: Machine, found: list[Standing], *, may_build: bool = True) -> tuple[str, str]:
-    """The best that is built or can be, and why."""
+    """Chooses the best that is built or can be, and says why."""
     by_name = {standing.backend.name: standing for standing in found}
     best, why = recommended(machine)
     for name in NEXT_BEST[best]:

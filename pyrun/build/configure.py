@@ -1,4 +1,4 @@
-"""Which cmake definitions a backend is built with. Pure: settings in, arguments out."""
+"""Says which cmake definitions a backend is built with. It is pure: settings in, arguments out."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from pyrun.build.toolchain import Toolchain
 from pyrun.upstream.pin import Pin
 
-LANGUAGES = {"cuda": ["CUDA"], "rocm": ["HIP"]}  # apart from C and C++
+LANGUAGES = {"cuda": ["CUDA"], "rocm": ["HIP"]}  # what is compiled apart from C and C++
 
 
 @dataclass(frozen=True)
 class BuildSettings:
     backend: str
-    version: str  # of llama-run
+    version: str  # llama-run's own
     pin: Pin
     kernels: Path
     web_ui: bool
-    addition: dict[str, str]  # of the backend and the processor
+    addition: dict[str, str]  # what the backend and the processor add
 
 
 def cmake_definitions(settings: BuildSettings, tools: Toolchain) -> dict[str, str]:
@@ -27,14 +27,14 @@ def cmake_definitions(settings: BuildSettings, tools: Toolchain) -> dict[str, st
         "CMAKE_MAKE_PROGRAM": tools.ninja,
         # The build tree may be moved or copied: libraries are found relative to the binary.
         "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",
-        # Only the server, and what it needs.
+        # Only the server is built, and what it needs.
         "LLAMA_BUILD_APP": "OFF",
         "LLAMA_BUILD_EXAMPLES": "OFF",
         "LLAMA_BUILD_TESTS": "OFF",
         # Without this upstream asks git, which would answer with llama-run's own commit.
         "LLAMA_BUILD_COMMIT": settings.pin.short_commit,
         "LLAMA_BUILD_NUMBER": "0",
-        # The web page: built with node where that is, else the launcher serves ours. Never downloaded unasked.
+        # The web page is built with node where that is, else the launcher serves ours. It is never downloaded unasked.
         "LLAMA_BUILD_UI": "ON" if settings.web_ui else "OFF",
         "LLAMA_UI_GZIP": "OFF",  # packed, the page is refused to programs that do not unpack, such as a plain curl
         "LLAMA_USE_PREBUILT_UI": "OFF",

@@ -1,4 +1,4 @@
-"""One build at a time: a lock that says who holds it and goes with its process."""
+"""Lets one build run at a time: the lock says who holds it and goes with its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running cmake and ninja: everything into a log, progress from ninja's counter, the end of the log on failure."""
+"""Runs cmake and ninja: everything goes into a log, whose end is shown on failure; ninja's counter is the progress."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _failure(command: Sequence[str], code: int, log: Path) -> UserError:
 
 
 def _relevant(lines: list[str]) -> list[str]:
-    """From ninja's FAILED line on, where there is one: parallel jobs print below it."""
+    """What matters begins at ninja's FAILED line, where there is one: parallel jobs print below it."""
     for index in range(len(lines) - 1, -1, -1):
         if lines[index].startswith("FAILED: "):
             failed = [line for line in lines[index + 1 :] if len(line) < 400]

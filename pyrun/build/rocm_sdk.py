@@ -1,4 +1,4 @@
-"""A ROCm of llama-run's own in deps/rocm, unpacked from an archive that the user names. Nothing is installed.
+"""Unpacks a ROCm of llama-run's own into deps/rocm, from an archive that the user names. Nothing is installed.
 
 The archive is AMD's ROCm tarball for one family of chips. Its hash is checked where the user gives it, and recorded
 either way, so that a build says which one it was made with.
@@ -31,7 +31,7 @@ class RocmSdk:
 
 
 def unpack_rocm_sdk(named: str, folder: Path) -> RocmSdk:
-    """named: the path of a tarball, with #sha256=HEX behind it or without. Twice equals once."""
+    """`named` is the path of a tarball, with #sha256=HEX behind it or without. Doing it twice is doing it once."""
     path, expected = _parse(named)
     _check_space(path, folder.parent)
     with console.waiting(f"checking {path.name} ({console.size(path.stat().st_size)})"):
@@ -59,7 +59,7 @@ def unpack_rocm_sdk(named: str, folder: Path) -> RocmSdk:
 
 
 def read_rocm_sdk(folder: Path) -> RocmSdk | None:
-    """What was unpacked there."""
+    """Tells what was unpacked there."""
     try:
         return RocmSdk(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -83,12 +83,12 @@ def _unpack(path: Path, sha256: str, temporary: Path) -> RocmSdk:
     with console.waiting(f"unpacking {path.name}; this takes minutes"):
         try:
             with tarfile.open(path) as tar:
-                # Refuses paths and links that lead outside; the first releases of Python 3.10 do not have it.
+                # It refuses paths and links that lead outside; the first releases of Python 3.10 do not have it.
                 tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
                 tar.extractall(temporary / "all")
         except tarfile.TarError as error:
             raise UserError(f"{path} cannot be unpacked: {error}", "give a tarball, as AMD publishes it") from error
-    # With one folder around it, or without.
+    # The archive may have one folder around everything.
     configs = sorted((temporary / "all").glob("**/lib*/cmake/hipblas/hipblas-config.cmake"))
     if not configs:
         raise UserError(f"{path} is not a ROCm SDK: it has no hipBLAS in it", "give the tarball with the libraries")

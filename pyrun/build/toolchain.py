@@ -1,4 +1,4 @@
-"""The tools a build needs: which are here, and what to install where one is missing."""
+"""Finds the tools that a build needs, and says what to install where one is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upstream's own llama-server from the same pin, to compare ours with: without the series and without kernels/.
+"""Builds upstream's own llama-server from the same pin, to compare ours with: without the series and kernels/.
 
 Patches numbered below 10 are applied all the same: they work around faults of compilers, without which the server
 does not run at all on some machines, and change nothing that it does. `Unpatched.fixes` names them, to be shown
@@ -32,8 +32,8 @@ FIRST_OF_OURS = 10
 class Unpatched:
     server: Path
     source: Path
-    commit: str  # upstream's
-    fixes: tuple[str, ...]  # patches that are applied all the same
+    commit: str  # upstream's own
+    fixes: tuple[str, ...]  # the patches that are applied all the same
 
 
 def compiler_fixes(series: list[Patch]) -> list[Patch]:
@@ -41,7 +41,7 @@ def compiler_fixes(series: list[Patch]) -> list[Patch]:
 
 
 def build_unpatched(home: Home, backend: str = "cpu") -> Unpatched:
-    """As `llama-run build` does it, into .cache/upstream. Nothing is done where nothing changed."""
+    """Builds as `llama-run build` does, into .cache/upstream. Nothing is done where nothing changed."""
     work = home.unpatched
     pin, source, folder = read_pin(home.pin), work / "source", work / "build" / backend
     base = Git(home.source).commit_of(BASE) if home.source.is_dir() else None
@@ -94,14 +94,14 @@ def _compile(home: Home, source: Path, folder: Path, definitions: dict[str, str]
         log,
         env={"CXX": tools.cxx, **environment},
     )
-    progress = console.StepProgress("building the unpatched server")
+    progress = console.Progress("building the unpatched server", console.STEPS)
     try:
         # Source and build lie to each other as in llama.cpp/, so that the compiler cache knows the files.
         run_logged(
             [tools.ninja, "-C", str(folder), "llama-server"],
             log,
             env={**build_environment(home), **environment},
-            on_step=progress.update,
+            on_step=progress.reach,
         )
     finally:
         progress.close()

@@ -1,4 +1,4 @@
-"""Vulkan headers that are new enough, in deps/, where the system's are not.
+"""Fetches Vulkan headers that are new enough into deps/, where the system's are not.
 
 They come from the package of a later Debian: the user's own mirror, apt's own client, a pinned hash. Headers are the
 same on every architecture, so one package serves all. The loader and the driver stay the system's.
@@ -23,7 +23,7 @@ OTHERWISE = "or unpack the Vulkan SDK and set VULKAN_SDK to its folder"
 
 
 def ensure_vulkan_headers(deps: Path, found: str) -> Path:
-    """The folder for Vulkan_INCLUDE_DIR; fetched on the first use. found: the version that is too old."""
+    """Gives the folder for Vulkan_INCLUDE_DIR, fetched on the first use. `found` is the version that is too old."""
     folder = deps / f"vulkan-headers-{VERSION}"
     include = folder / "include"
     if include.is_dir():
@@ -38,7 +38,7 @@ def ensure_vulkan_headers(deps: Path, found: str) -> Path:
             kept = temporary / "kept"
             kept.mkdir()
             (temporary / "all" / "usr" / "include").rename(kept / "include")
-            if folder.exists():  # of a run that was cut off
+            if folder.exists():  # a run that was cut off left it
                 shutil.rmtree(folder)
             kept.rename(folder)
     except OSError as error:
@@ -55,7 +55,7 @@ def _download(folder: Path) -> Path:
 
 
 def _mirror() -> str:
-    """The one that apt takes Debian's own packages from."""
+    """Finds the one that apt takes Debian's own packages from."""
     command = ["apt-get", "indextargets", "--format", "$(SITE)", "Created-By: Packages", "Component: main"]
     sites = _run(command, "find a mirror for").split()
     for site in sites:

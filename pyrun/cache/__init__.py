@@ -1,1 +1,1 @@
-"""Looking after stored state while no server has it: what is there, whether it is sound, and removing it."""
+"""Stored state is looked after here while no server has it: what is there, whether it is sound, and removing it."""

@@ -1,4 +1,4 @@
-"""Removing stored state: what nothing can use, what is damaged, and what a user no longer wants."""
+"""Removes stored state: what nothing can use, what is damaged, and what a user no longer wants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pyrun import _kernels
 from pyrun.cache.folder import (
-    QUARANTINE,
     HeldError,
     Model,
     Visited,
@@ -22,9 +21,8 @@ from pyrun.cache.folder import (
 from pyrun.cache.look import Conversation, Damage, Progress, Reading, damage_of, list_model, verify_store
 from pyrun.errors import UserError
 
-USER_ID = re.compile(r"[a-zA-Z0-9_-]{1,512}")
 HASH = re.compile(r"[0-9a-f]{4,16}")
-ANONYMOUS = bytes(16)
+ANONYMOUS = _kernels.user_key("")
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,8 @@ class Collected:
     fingerprint: str
     bytes_before: int
     bytes_after: int
-    quarantine_bytes: int  # still there
-    damaged: list[Damage]  # found now: set aside, and without --corrupt removed
+    quarantine_bytes: int  # what is still there
+    damaged: list[Damage]  # what was found now is set aside, and without --corrupt removed
 
     @property
     def bytes_freed(self) -> int:
@@ -91,18 +89,17 @@ def set_damaged_aside(cache: Path, prefix: str | None = None, progress: Progress
 
 
 def _collected(model: Model, before: int, damaged: list[Damage]) -> Collected:
-    aside = model.path / QUARANTINE
     return Collected(
         fingerprint=model.name,
         bytes_before=before,
         bytes_after=_kernels.measure_tree(str(model.path)),
-        quarantine_bytes=_kernels.measure_tree(str(aside)) if aside.is_dir() else 0,
+        quarantine_bytes=model.quarantined().bytes,
         damaged=damaged,
     )
 
 
 def select_conversations(cache: Path, hashes: Sequence[str], prefix: str | None = None) -> list[Target]:
-    """By hash or its first digits. The same prompt under several models or users is all of them."""
+    """Finds them by their hash or its first digits. The same prompt under several models or users means all of them."""
     stored: list[tuple[Model, Conversation]] = []
     held: list[HeldError] = []
     for model in find_models(cache, prefix):
@@ -132,13 +129,13 @@ def select_conversations(cache: Path, hashes: Sequence[str], prefix: str | None 
 
 
 def select_user(cache: Path, user: str, prefix: str | None = None) -> list[Target]:
-    """Everything that is stored of one user, whether or not a conversation lists it."""
-    if not USER_ID.fullmatch(user):
+    """Selects everything that is stored of one user, whether or not a conversation lists it."""
+    if not user or not _kernels.is_user_id(user):
         raise UserError(f"{user!r} is not a user id", "ids have 1 to 512 letters, digits, _ and -")
     name_space = _kernels.user_key(user)
     targets = []
     for model in find_models(cache, prefix):
-        folder = model.path / "u" / name_space.hex()
+        folder = Path(_kernels.user_folder(str(cache), model.fingerprint, name_space))
         if folder.is_dir():
             listed = [c for c in list_model(model).conversations if c.user == name_space.hex()]
             targets.append(Target(model, listed, _kernels.measure_tree(str(folder)), name_space=name_space))

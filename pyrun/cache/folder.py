@@ -1,9 +1,8 @@
-"""Which models a cache folder holds, and opening one of them; what can go wrong here has a remedy."""
+"""Finds the models that a cache folder holds, and opens one of them; what can go wrong here has a remedy."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +15,15 @@ from pyrun import _kernels
 from pyrun.errors import UserError
 from pyrun.home import version
 
-TAG = "CACHEDIR.TAG"
-LOCK = "lock"
-QUARANTINE = "quarantine"
-
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """What a store has set aside because it is damaged."""
+
+    files: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,12 @@ class Model:
     @property
     def path(self) -> Path:
         return self.cache / self.name
+
+    def quarantined(self) -> Quarantined:
+        aside = self.path / _kernels.QUARANTINE
+        if not aside.is_dir():
+            return Quarantined(0, 0)
+        return Quarantined(sum(1 for _ in aside.iterdir()), _kernels.measure_tree(str(aside)))
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ def make_cache(cache: Path) -> None:
 
 
 def find_models(cache: Path, prefix: str | None = None) -> list[Model]:
-    """The models in a cache folder, by the start of their fingerprint where one is given. Makes nothing."""
+    """Finds the models in a cache folder, by the start of their fingerprint where one is given. It makes nothing."""
     try:
         entries = sorted(cache.iterdir())
     except FileNotFoundError as error:
@@ -125,31 +134,31 @@ def _check_is_cache(cache: Path, entries: list[Path]) -> None:
 
 
 def _foreign(cache: Path, entries: list[Path]) -> str | None:
-    """What somebody else's folder holds. It is not opened, not even to look: what is not ours would be taken for
-    damage."""
+    """Names something that somebody else's folder holds. Such a folder is not opened, not even to look: what is not
+    ours would be taken for damage."""
     others = [e.name for e in entries if e.name not in ("README.md", "lost+found") and not e.name.startswith(".")]
     if not others:
         return None
     try:
-        if "llama-run" in (cache / TAG).read_text(encoding="utf-8", errors="replace"):
+        if "llama-run" in (cache / _kernels.TAG_FILE).read_text(encoding="utf-8", errors="replace"):
             return None
     except OSError:
         pass  # a cut-off start may have left none; then the models' locks tell
-    if any(re.fullmatch("[0-9a-f]{32}", name) and (cache / name / LOCK).is_file() for name in others):
+    if any(_kernels.is_fingerprint(name) and (cache / name / _kernels.LOCK_FILE).is_file() for name in others):
         return None
     return others[0]
 
 
 @contextmanager
 def opened(model: Model, *, change: bool = False) -> Iterator[_kernels.Store]:
-    """The store of a model, locked against other processes. Without `change`, nothing on disk is touched.
+    """Opens the store of a model, locked against other processes. Without `change`, nothing on disk is touched.
 
     Limits are not applied: what a server may keep is for its own settings to say.
     """
     if change:
         check_writable(model.path)
     try:
-        with _kernels.Store(str(model.cache), model.fingerprint, inspect=not change, writer=version()) as store:
+        with _kernels.Store(str(model.cache), model.fingerprint, inspect=not change, written_by=version()) as store:
             yield store
     except _kernels.StoreError as error:
         raise explained(model, error) from error
@@ -161,6 +170,7 @@ def explained(model: Model, error: _kernels.StoreError) -> UserError:
     hints = {
         "miss": "it may have been removed just now; `llama-run cache ls` shows what is stored",
         "no_space": "free some space on that disk, then run this again",
+        "exhausted": "close some programs, then run this again",
         "io_error": "check the disk and who owns the folder; nothing that was sound is lost",
     }
     return UserError(error.message, hints.get(error.kind))

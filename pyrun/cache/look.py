@@ -1,4 +1,4 @@
-"""What is stored, and whether every byte of it is sound. Nothing here changes anything on disk."""
+"""Tells what is stored, and whether every byte of it is sound. Nothing here changes anything on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyrun import _kernels
-from pyrun.cache.folder import LOCK, QUARANTINE, Model, Visited, find_models, opened, visit
+from pyrun.cache.folder import Model, Visited, find_models, opened, visit
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Conversation:
     hash: str
     user: str | None  # the hash that stands for the user; the id itself is not stored
     turns: int
-    tokens: int  # at the end of the newest turn
-    bytes_own: int  # freed by removing it
-    bytes_shared: int  # that other conversations need as well
+    tokens: int  # how many it has at the end of the newest turn
+    bytes_own: int  # what removing it frees
+    bytes_shared: int  # what other conversations need as well
     tier: str
     hits: int
     backend: str
@@ -39,7 +39,7 @@ class Listing:
     fingerprint: str
     bytes: int
     conversations: list[Conversation]
-    damaged: int  # files, as far as opening looks: not every byte
+    damaged: int  # how many files are, as far as opening looks, which is not at every byte
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Stats:
     pages: int
     page_files: int
     anchors: int
-    hits: int  # times that a conversation went on from its own state; for a shared prefix nothing is kept on disk
-    restores: int | None  # of both kinds since the server started; None where none is asked
-    unfinished_files: int  # of a save that was cut off
-    unusable_files: int  # pages whose beginning is missing
+    hits: int  # a conversation went on from its own state so often; for a shared prefix nothing is kept on disk
+    restores: int | None  # how many of both kinds the server made since its start; None where none is asked
+    unfinished_files: int  # a save that was cut off left them
+    unusable_files: int  # the beginning of their pages is missing
     quarantine_files: int
     quarantine_bytes: int
-    unreadable: int  # reads that the disk refused
-    damaged: dict[str, int]  # files by reason, as far as opening looks
+    unreadable: int  # the disk refused so many reads
+    damaged: dict[str, int]  # how many files, by reason, as far as opening looks
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ def damage_of(found: _kernels.Damage) -> Damage:
 
 
 def count_conversations(cache: Path, fingerprints: Sequence[str]) -> int:
-    """That are stored under these fingerprints. Raises HeldError where a server has them open."""
+    """Counts what is stored under these fingerprints. It raises HeldError where a server has them open."""
     models = [Model(cache, bytes.fromhex(name)) for name in fingerprints]
     return sum(len(list_model(model).conversations) for model in models if model.path.is_dir())
 
 
 def list_cache(cache: Path, prefix: str | None = None) -> Visited[Listing]:
-    """The conversations of every model, those used last first."""
+    """Lists the conversations of every model, those used last first."""
     return visit(cache, prefix, list_model)
 
 
@@ -135,7 +135,7 @@ def model_stats(model: Model) -> Stats:
     with opened(model) as store:
         stats = store.stats()
         conversations = store.conversations()
-        aside = model.path / QUARANTINE
+        aside = model.quarantined()
         return Stats(
             fingerprint=model.name,
             bytes=_kernels.measure_tree(str(model.path)),
@@ -147,16 +147,16 @@ def model_stats(model: Model) -> Stats:
             anchors=stats.n_anchors,
             hits=sum(c.hits for c in conversations),
             restores=None,
-            unfinished_files=stats.counters["temporary_removed"],  # counted, and left alone while inspecting
+            unfinished_files=stats.counters["temporary_removed"],  # while inspecting, they are counted and left alone
             unusable_files=stats.counters["loose_segments"],
-            quarantine_files=sum(1 for _ in aside.iterdir()) if aside.is_dir() else 0,
-            quarantine_bytes=_kernels.measure_tree(str(aside)) if aside.is_dir() else 0,
+            quarantine_files=aside.files,
+            quarantine_bytes=aside.bytes,
             unreadable=stats.counters["read_errors"],
             damaged={reason: n for reason, n in stats.damaged.items() if n},
         )
 
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # it is told the bytes done and the bytes in all
 
 
 def verify_cache(cache: Path, prefix: str | None = None, progress: Progress | None = None) -> Visited[Verified]:
@@ -203,13 +203,13 @@ def verify_store(model: Model, store: _kernels.Store, progress: Callable[[int], 
 
 
 def file_bytes(model: Model) -> int:
-    """Bytes of the files that verifying reads."""
+    """Counts the bytes of the files that verifying reads."""
     total = 0
     for folder, folders, files in os.walk(model.path):
-        folders[:] = [name for name in folders if name != QUARANTINE]
+        folders[:] = [name for name in folders if name != _kernels.QUARANTINE]
         for name in files:
             try:
-                total += os.lstat(Path(folder) / name).st_size if name != LOCK else 0
+                total += os.lstat(Path(folder) / name).st_size if name != _kernels.LOCK_FILE else 0
             except OSError:
-                continue  # gone since, or for the verification itself to report
+                continue  # it is gone since, or the verification itself will report it
     return total

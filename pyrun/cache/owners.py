@@ -1,4 +1,4 @@
-"""Which stored state belongs to which model file, as servers told it when they were ready.
+"""Remembers which stored state belongs to which model file, as servers told it when they were ready.
 
 A fingerprint is made from what a model holds and how it is run; only a server knows it. A small file in the cache
 folder keeps what was told, so that a list of models can say how much is stored for each. Losing it loses nothing else.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
-FILE = ".models.json"  # hidden: the folder is for stored state
+from pyrun import _kernels
+
+FILE = ".models.json"  # it is hidden, because the folder is for stored state
 Identity = dict[str, Any]
 
 
@@ -35,7 +36,7 @@ def remember(cache: Path, model: Path, fingerprint: str) -> None:
 
 
 def fingerprints_of(cache: Path, model: Path) -> list[str]:
-    """Of the file as it is now; empty where no server has told."""
+    """Gives those of the file as it is now, and none where no server has told."""
     try:
         identity = _identity(model)
     except OSError:
@@ -52,7 +53,7 @@ def _identity(model: Path) -> Identity:
 
 
 def _read(cache: Path) -> list[dict[str, Any]]:
-    """Only entries that are whole: anyone may have edited the file."""
+    """Takes only entries that are whole: anyone may have edited the file."""
     try:
         entries = json.loads((cache / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -64,4 +65,4 @@ def _is_whole(entry: Any) -> bool:
     if not isinstance(entry, dict) or not {"path", "size", "mtime_ns", "fingerprints"} <= entry.keys():
         return False
     prints = entry["fingerprints"]
-    return isinstance(prints, list) and all(isinstance(p, str) and re.fullmatch("[0-9a-f]{32}", p) for p in prints)
+    return isinstance(prints, list) and all(isinstance(p, str) and _kernels.is_fingerprint(p) for p in prints)

@@ -1,4 +1,4 @@
-"""What a running server says about its cache: it has the store open, so the files are not ours to read."""
+"""Asks a running server about its cache: it has the store open, so the files are not ours to read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import psutil
 
 from pyrun import _kernels, console
-from pyrun.cache.folder import QUARANTINE, Model, Visited
+from pyrun.cache.folder import Model, Visited
 from pyrun.cache.look import CacheStats, Conversation, Listing, Stats
 from pyrun.errors import UserError
 from pyrun.server.ask import ask
 
 
 def summary(url: str, root: Path, key: str | None = None) -> str:
-    """One line for the start of a server of ours: where its cache is and how full, or why it has none."""
+    """Says in one line, for the start of a server of ours, where its cache is and how full, or why it has none."""
     try:
         told = ask(url, "/cache", key, verify=False)
     except UserError as error:
@@ -34,7 +34,7 @@ def summary(url: str, root: Path, key: str | None = None) -> str:
 
 
 def fingerprint(url: str, key: str | None = None) -> tuple[Path, str] | None:
-    """The cache folder of a server of ours and what it calls its model there; None where it keeps nothing."""
+    """Gives the cache folder of a server of ours and what it calls its model there; None where it keeps nothing."""
     try:
         told = ask(url, "/cache", key, verify=False)
         return (Path(told["path"]), str(told["fingerprint"])) if told["enabled"] else None
@@ -61,7 +61,7 @@ def _why_off(reason: str) -> str:
 
 
 def list_server(url: str, key: str | None = None) -> Visited[Listing]:
-    """As list_cache, of the one model that the server has."""
+    """Does as list_cache, for the one model that the server has."""
     told, model = _open_model(url, key)
     found = [_conversation(one) for one in ask(url, "/cache/conversations", key)["conversations"]]
     found.sort(key=lambda c: (-c.last_used_ms, c.hash))
@@ -76,10 +76,10 @@ def _conversation(told: dict[str, Any]) -> Conversation:
 
 
 def server_stats(url: str, key: str | None = None) -> CacheStats:
-    """As cache_stats, of the one model that the server has. Damaged and unfinished are counted since its start."""
+    """Does as cache_stats, for the one model that the server has. Damage and leftovers count since its start."""
     told, model = _open_model(url, key)
     state, counters = told["state"], told["counters"]
-    aside = model.path / QUARANTINE
+    aside = model.quarantined()
     stats = Stats(
         fingerprint=model.name,
         bytes=_kernels.measure_tree(str(model.path)),
@@ -93,8 +93,8 @@ def server_stats(url: str, key: str | None = None) -> CacheStats:
         restores=counters["loads"],
         unfinished_files=counters["temporary_removed"],
         unusable_files=counters["loose_segments"],
-        quarantine_files=sum(1 for _ in aside.iterdir()) if aside.is_dir() else 0,
-        quarantine_bytes=_kernels.measure_tree(str(aside)) if aside.is_dir() else 0,
+        quarantine_files=aside.files,
+        quarantine_bytes=aside.bytes,
         unreadable=counters["read_errors"],
         damaged={reason: n for reason, n in told["damaged"].items() if n},
     )

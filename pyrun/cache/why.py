@@ -1,4 +1,4 @@
-"""Why prompts were evaluated: the last requests of a running server, as it tells them."""
+"""Tells why prompts were evaluated, from the last requests of a running server."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Finished:
     source: str
     reason: str | None
     at: int | None
-    words: str | None  # on both sides of where the prompt left what is known
+    words: str | None  # they stand on both sides of where the prompt left what is known
     advice: str | None
     stable: tuple[str, ...]  # what of the prompt was made stable
 
 
 def finished_requests(url: str, key: str | None = None, user: str = "") -> list[Finished]:
-    """Newest first."""
+    """Gives the last requests, the newest first."""
     path = "/cache/requests" + (f"?user_id={quote(user)}" if user else "")
     return [_finished(told) for told in ask(url, path, key)["requests"]]
 

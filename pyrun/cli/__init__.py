@@ -1,1 +1,1 @@
-"""The command line. Functions here parse and print; the work is in plain functions elsewhere."""
+"""Functions of the command line parse and print; the work is in plain functions elsewhere."""

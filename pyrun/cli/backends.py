@@ -1,4 +1,4 @@
-"""`llama-run --list-backends`, and the choice behind `--backend auto`."""
+"""Has `llama-run --list-backends`, and the choice behind `--backend auto`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CHOICES = (AUTO, *BACKENDS)
 class Settled:
     backend: str
     why: str
-    snapshot: Snapshot  # of the machine, as it was seen for this
+    snapshot: Snapshot  # the machine as it was seen for this
     machine: Machine
 
 
 def settle_backend(home: Home, wanted: str, *, may_build: bool = True) -> Settled:
-    """The backend that is meant: the one that was named, or the best one here."""
+    """Finds the backend that is meant: the one that was named, or the best one here."""
     snapshot = take_snapshot(home, wanted)
     machine = describe(snapshot)
     if wanted != AUTO:
@@ -35,7 +35,7 @@ def settle_backend(home: Home, wanted: str, *, may_build: bool = True) -> Settle
 
 
 def device_warning(settled: Settled) -> str | None:
-    """What to say before a server starts that will not run on the card it is meant for."""
+    """Says so before a server starts that will not run on the card it is meant for."""
     if settled.backend == "cpu":
         return None
     here = next(b for b in check_backends(settled.snapshot, settled.machine) if b.name == settled.backend)
@@ -62,7 +62,7 @@ def _standings(home: Home, snapshot: Snapshot, machine: Machine) -> list[Standin
 
 
 def _detail(standing: Standing, machine: Machine) -> str:
-    """What it would run on, and what it lacks for that."""
+    """Says what it would run on, and what it lacks for that."""
     backend = standing.backend
     missing = list(backend.to_run)
     if not standing.is_built and (backend.has_device or standing.state == "missing"):

@@ -1,4 +1,4 @@
-"""`llama-run build`."""
+"""Has `llama-run build`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def build_command(
 
 
 def _buildable(snapshot: Snapshot, target: str | None) -> list[str]:
-    """What can be built here; what cannot is named, with what it lacks."""
+    """Finds what can be built here; what cannot is named, with what it lacks."""
     machine = describe(snapshot)
     names = []
     for name in BACKENDS:

@@ -1,4 +1,4 @@
-"""`llama-run cache`: shows and removes stored state. Data goes to stdout, everything else to stderr."""
+"""Has `llama-run cache`, which shows and removes stored state. Data goes to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from pyrun.home import find_home
 from pyrun.server.address import KEY_VARIABLE, key_of
 from pyrun.server.log import idle_logs
 
-NUMBERS = range(1, 6)  # columns of `ls` that are aligned at the right
+NUMBERS = range(1, 6)  # these columns of `ls` are aligned at the right
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
-# What a damaged file is called in a sentence: "2 of 40 files ..."
+# A sentence about damaged files goes on with these words: "2 of 40 files ..."
 REASONS = {
     "truncated": "have the wrong length",
     "bad_magic": "are not of this cache",
@@ -198,7 +198,7 @@ def verify_command(folder: Path | None, model: str | None, as_json: bool) -> Non
 
 
 def _verdict(found: Verified) -> str:
-    """3 of 412 files fail their checksum in kv-cache/9f1c.../"""
+    """It reads, for example: 3 of 412 files fail their checksum in kv-cache/9f1c.../"""
     counts = Counter(damage.reason for damage in found.damaged)
     if found.unreadable:
         counts["io_error"] += found.unreadable
@@ -286,7 +286,7 @@ def rm_command(
     if everything:
         targets = select_all(cache, model)
         home = find_home()
-        # They hold words of prompts, of whichever model; another folder has nothing to do with them.
+        # Logs hold words of prompts, of whichever model; another folder has nothing to do with them.
         if model is None and cache.resolve() == home.kv_cache.resolve():
             logs = idle_logs(home.logs)
     elif user is not None:
@@ -342,19 +342,19 @@ def _count(n: int, noun: str) -> str:
 
 @contextmanager
 def _progress(label: str) -> Iterator[Progress]:
-    """Made at the first report: nothing is drawn for a folder that is refused, or read at once."""
-    steps: list[console.StepProgress] = []
+    """It is made at the first report: nothing is drawn for a folder that is refused, or read at once."""
+    shown: list[console.Progress] = []
 
     def update(done: int, total: int) -> None:
-        if not steps:
-            steps.append(console.StepProgress(label))
-        steps[0].update(done // 1_000_000, max(1, total // 1_000_000))
+        if not shown:
+            shown.append(console.Progress(label, console.STEPS))
+        shown[0].reach(done // 1_000_000, max(1, total // 1_000_000))
 
     try:
         yield update
     finally:
-        for step in steps:
-            step.close()
+        for progress in shown:
+            progress.close()
 
 
 def _plain(data: Any) -> dict[str, Any]:

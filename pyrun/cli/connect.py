@@ -1,4 +1,4 @@
-"""`llama-run connect`: tells a coding agent where the server is. Data goes to stdout, everything else to stderr."""
+"""Has `llama-run connect`, which tells a coding agent where the server is. Only data goes to stdout."""
 
 from __future__ import annotations
 

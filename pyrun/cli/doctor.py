@@ -1,4 +1,4 @@
-"""`llama-run doctor`: what was found on this machine, which source decided, and what each backend still needs."""
+"""Has `llama-run doctor`, which says what was found here, which source decided, and what each backend needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyrun.machine.isa import NATIVE, cuda_architectures
 from pyrun.machine.probe import probe
 from pyrun.machine.snapshot import Snapshot
 
-Row = tuple[str, str, str]  # what, value, source
+Row = tuple[str, str, str]  # it has a name, a value and the source that told
 
 
 @click.command("doctor")

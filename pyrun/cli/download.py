@@ -1,4 +1,4 @@
-"""`llama-run --download`: finds the repository and the quantisation, and shows the download."""
+"""Has `llama-run --download`, which finds repository and quantisation, and shows the download."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pyrun.home import Home
 from pyrun.models.download import Plan, carry_out, check_space, download_lock, folder_of, make_plan
 from pyrun.models.find import PART, list_models
 from pyrun.models.hub import REPOSITORY, Hub, Repository
-from pyrun.models.kernels import slow_on_cpu
+from pyrun.models.slow_quants import slow_on_cpu
 from pyrun.models.variants import Offer, Variant, match, offer_of
 
-USUAL = "Q4_K_M"  # proposed where nothing was asked for
+USUAL = "Q4_K_M"  # it is proposed where nothing was asked for
 SEARCH_RESULTS = 10
 
 Choice = TypeVar("Choice")
@@ -53,7 +53,7 @@ def run_download(home: Home, name: str, quant: str | None, mmproj: bool) -> None
 
 
 def read_name(name: str, quant: str | None, endpoint: str) -> Wanted:
-    """`owner/repo`, `owner/repo:Q4_K_M`, the address of either in a browser, or words."""
+    """Understands `owner/repo`, `owner/repo:Q4_K_M`, the address of either in a browser, and words."""
     text = name.strip()
     hosts = "|".join(re.escape(host) for host in (r"huggingface.co", "hf.co", urlsplit(endpoint).netloc))
     address = re.match(rf"(?:https?://)?(?:{hosts})/([^/?#]+/[^/?#]+)(?:/(?:blob|resolve)/[^/]+/([^?#]+))?", text)
@@ -124,7 +124,7 @@ def _choose_variant(repository: Repository, offer: Offer, quant: str | None) -> 
             message = f"{repository.id} has several models in {quant}:\n{{}}"
         else:
             message = f"{repository.id} has no {quant}; it has:\n{{}}"
-    is_named = len({v.label for v in models}) < len(models)  # then only the name tells them apart
+    is_named = len({v.label for v in models}) < len(models)  # only the name tells them apart then
     rows = [(v.name if is_named else v.label, console.size(v.size), _parts(v)) for v in models]
     usual = next(iter(match(models, USUAL).variants), None)
     proposed = usual or models[0]
@@ -225,7 +225,7 @@ def _show_result(home: Home, targets: Sequence[Path], variants: Sequence[Variant
 def _is_unique(home: Home, name: str) -> bool:
     try:
         return sum(model.name == name for model in list_models(home)) == 1
-    except UserError:  # about another model there, whose parts are incomplete
+    except UserError:  # it is about another model there, whose parts are incomplete
         return False
 
 

@@ -1,4 +1,4 @@
-"""`llama-run experts`: which experts of a mixture work."""
+"""Has `llama-run experts`, which shows the experts of a mixture that work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyrun.experts.plot import plot_counts
 from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, key_of
 from pyrun.server.ask import ask
 
-NUMBERS = range(6)  # columns that are aligned at the right
+NUMBERS = range(6)  # these columns are aligned at the right
 START = "`llama-run experts --track` starts the counting"
 
 

@@ -1,4 +1,4 @@
-"""`llama-run`: the root of the command tree, and the one place where errors become messages and exit codes."""
+"""Has the root of the command tree, and is the one place where errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ class Invocation:
     """What click does not see: the words behind `--`, which belong to llama-server."""
 
     extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Served:
+    """What --server asks for. Its value may be left out, and then no model is named."""
+
+    model: str | None
 
 
 class UnknownCommandError(click.UsageError):
@@ -81,9 +88,10 @@ class Root(click.Group):
 )
 @click.option(
     "--server",
-    "model",
+    "served",
     is_flag=False,
     flag_value="",
+    callback=lambda context, option, name: None if name is None else Served(name or None),
     metavar="[MODEL]",
     help="Serve MODEL: a path, a name in models/, or a unique part of one. It may be left out where there is only one, "
     "or none: then a small built-in one is taken.",
@@ -129,7 +137,7 @@ class Root(click.Group):
 @click.pass_context
 def cli(
     context: click.Context,
-    model: str | None,
+    served: Served | None,
     list_models: bool,
     list_backends: bool,
     download: str | None,
@@ -151,17 +159,17 @@ def cli(
     given = _given(context)
     if context.invoked_subcommand is not None and given:
         raise click.UsageError(f"{given[0]} does not go with `{context.invoked_subcommand}`")
-    if model is None and extra.extra:
+    if served is None and extra.extra:
         raise click.UsageError("words behind `--` are for llama-server; they go with --server only")
     if context.invoked_subcommand is not None:
         return
     if (quant is not None or mmproj) and download is None:
         raise click.UsageError("--quant and --mmproj go with --download")
-    if download is not None and (model is not None or list_models or list_backends):
+    if download is not None and (served is not None or list_models or list_backends):
         raise click.UsageError("--download goes alone; start the model afterwards, with --server")
-    if model is not None and (list_models or list_backends):
+    if served is not None and (list_models or list_backends):
         raise click.UsageError("--list-models and --list-backends do not go with --server")
-    if model is None and (stray := [flag for flag in given if flag in SERVER_ONLY]):
+    if served is None and (stray := [flag for flag in given if flag in SERVER_ONLY]):
         raise click.UsageError(f"{stray[0]} goes with --server")
     if print_profile and noauto:
         raise click.UsageError("--noauto leaves no profile to print")
@@ -179,13 +187,13 @@ def cli(
         from pyrun.cli.download import run_download  # its libraries take longer to load than all others together
 
         run_download(find_home(), download, quant, mmproj)
-    elif model is not None:
+    elif served is not None:
         from pyrun.cli.server import ServerOptions, run_server
 
         if cache_ssd is not None and no_cache_ssd:
             raise click.UsageError("--cache-ssd and --no-cache-ssd do not go together")
         options = ServerOptions(
-            model=model or None,
+            model=served.model,
             backend=backend,
             host=host,
             port=port,
@@ -206,7 +214,7 @@ def cli(
 
 
 def _given(context: click.Context) -> list[str]:
-    """The flags that stand on the command line."""
+    """Finds the flags that stand on the command line."""
     told = ParameterSource.COMMANDLINE
     return [p.opts[0] for p in context.command.params if p.name and context.get_parameter_source(p.name) is told]
 
@@ -235,7 +243,7 @@ def _show(error: click.ClickException, words: list[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the console script."""
+    """The console script enters here."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     cut = words.index("--") if "--" in words else len(words)
     own, extra = words[:cut], tuple(words[cut + 1 :])

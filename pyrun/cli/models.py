@@ -1,4 +1,4 @@
-"""`llama-run --list-models` and `--print-profile`."""
+"""Has `llama-run --list-models` and `--print-profile`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pyrun.models.gguf import BrokenModelError
 from pyrun.models.look import Seen, companions, see_models
 from pyrun.models.profile import Profile, Wishes, choose_profile
 
-NUMBERS = (2, 4, 5)  # columns that are aligned at the right
+NUMBERS = (2, 4, 5)  # these columns are aligned at the right
 
 
 def print_models(home: Home, backend: str, cache: str | None) -> None:
-    """cache: where state is stored, to say how many conversations each model has there."""
+    """`cache` is where state is stored: the list says how many conversations each model has there."""
     seen = see_models(home)
     extra = companions(home, seen)
     seen = [one for one in seen if one.model.path not in extra]
@@ -53,7 +53,7 @@ def _row(one: Seen, machine: Machine, backend: str, cache: Path | None) -> tuple
 
 
 def _stored(model: Path, cache: Path | None) -> str:
-    """Conversations; `-` where no server has told which of the stored state is this model's."""
+    """Counts conversations, and is `-` where no server has told which of the stored state is this model's."""
     known = fingerprints_of(cache, model) if cache else []
     try:
         return f"{count_conversations(cache, known):,}" if cache and known else "-"
@@ -97,7 +97,7 @@ def print_profile(profile: Profile) -> None:
 
 
 def summary_of(profile: Profile) -> str:
-    """context 65536, k cache q8_0, gpu layers all; takes 21.1 of 27.8 GiB"""
+    """It reads, for example: context 65536, k cache q8_0, gpu layers all; takes 21.1 of 27.8 GiB"""
     shown = ("context", "k cache", "ubatch", "gpu layers", "experts in RAM", "threads")
     chosen = ", ".join(f"{s.name} {s.value}" for s in profile.settings if s.name in shown)
     if profile.facts.source != "metadata":

@@ -1,4 +1,4 @@
-"""`llama-run --server`: chooses build and model, and shows what the supervisor does."""
+"""Has `llama-run --server`, which chooses build and model, and shows what the supervisor does."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from pyrun.machine.snapshot import Snapshot
 from pyrun.models.default import CHAT_TEMPLATE, DEFAULT_SIZE, DESCRIPTION, default_model_path, ensure_default_model
 from pyrun.models.facts import facts_of_name
 from pyrun.models.find import Model, find_model, list_models
-from pyrun.models.kernels import slow_on_cpu
 from pyrun.models.look import look, see
 from pyrun.models.profile import Profile, choose_profile, read_wishes
+from pyrun.models.slow_quants import slow_on_cpu
 from pyrun.server.address import Address, Key, choose_address, find_key
 from pyrun.server.command import ALIAS_VARIABLE, METADATA_VARIABLE, ServerSettings, choose_cache, server_command
 from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
 
-# Reasons of the server and of its system for not storing that more room is the remedy for.
+# The server and its system give these reasons for not storing where more room is the remedy.
 ROOM = re.compile(r"budget|no space|disk is full|quota", re.IGNORECASE)
 
 
@@ -63,7 +63,7 @@ class ServerOptions:
 
 
 def run_server(home: Home, options: ServerOptions) -> None:
-    # The cheap checks first: nobody wants to hear of a busy port after ten minutes of building.
+    # The cheap checks come first: nobody wants to hear of a busy port after ten minutes of building.
     address = choose_address(options.host, options.port, options.extra, os.environ)
     model = _choose_model(home, options.model)
     cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
@@ -94,7 +94,7 @@ def run_server(home: Home, options: ServerOptions) -> None:
         cache=cache,
         chat_template=CHAT_TEMPLATE if model.path == default_model_path(home) else None,
         web_page=None if has_web_ui(home, options.backend) else home.web_page,
-        # What its file is called, without folders and parts: agents show it, and a path says more than they need.
+        # It is called as its file is, without folders and parts: agents show it, and a path says more than they need.
         name=None if os.environ.get(ALIAS_VARIABLE) else Path(model.name).name,
         users_by_metadata=bool(address.open_hosts or key or os.environ.get(METADATA_VARIABLE)),
         profile=profile.flags if profile else (),
@@ -226,7 +226,7 @@ class _View:
             console.say(f"stopped: {detail}, what was not saved is evaluated again" if detail else "stopped")
 
     def hear(self, notice: str) -> None:
-        """What the server says about its cache; said again only when it has changed."""
+        """Passes on what the server says about its cache, and again only when that has changed."""
         if notice == self._last_notice:
             return
         self._last_notice = notice
@@ -250,7 +250,7 @@ class _View:
         console.say(f"cache: {summary(url, self._home.root, value)}")
         if told := fingerprint(url, value):
             cache, name = told
-            remember(cache, self._settings.model, name)  # for --list-models
+            remember(cache, self._settings.model, name)  # --list-models asks for it
         if not self._seen_ready:
             self._seen_ready = True
             console.say(f"try: {example(self._settings.address, key, to_person=console.err.is_terminal)}")
@@ -269,7 +269,7 @@ class _View:
 
 
 def example(address: Address, key: Key | None, to_person: bool) -> str:
-    """A command that works when it is copied to another terminal. Whatever else keeps our words gets no key."""
+    """Writes a command that works when it is copied to another terminal. Whatever else keeps our words gets no key."""
     insecure = "-k " if address.is_encrypted else ""  # the certificate is for another name
     header = ""
     if key:

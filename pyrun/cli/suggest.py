@@ -1,11 +1,11 @@
-"""What somebody may have meant by words that the command line does not know. Pure: words in, hint out."""
+"""Guesses what somebody meant by words that the command line does not know. It is pure: words in, hint out."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
 
-# Commands of similar programs -> ours.
+# The commands of similar programs lead to ours.
 MEANT = {
     "--server": ("serve", "server", "run", "start"),
     "--download": ("download", "pull", "get", "fetch"),
@@ -18,7 +18,7 @@ TAKES_NAME = ("--server", "--download")
 
 
 def for_command(words: Sequence[str]) -> str | None:
-    """words: the command that there is none of, and what follows it."""
+    """`words` are the command that there is none of, and what follows it."""
     name = words[0]
     flag = next((flag for flag, names in MEANT.items() if name.lower() in names), None)
     if flag is not None:
@@ -29,7 +29,7 @@ def for_command(words: Sequence[str]) -> str | None:
 
 
 def for_option(words: Sequence[str], option: str) -> str | None:
-    """words: the whole command line, in which the option is not one of ours."""
+    """`words` are the whole command line, in which the option is not one of ours."""
     if all(word.partition("=")[0] != "--server" for word in words):
         return None
     at = next((i for i, word in enumerate(words) if word.startswith(option)), len(words))

@@ -1,4 +1,4 @@
-"""`llama-run cache why`: what a running server evaluated lately, and why."""
+"""Has `llama-run cache why`, which says what a running server evaluated lately, and why."""
 
 from __future__ import annotations
 

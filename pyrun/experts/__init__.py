@@ -1,1 +1,1 @@
-"""Which experts of a mixture work: what a server counted, and how it looks."""
+"""Which experts of a mixture work is counted by a server, and shown here."""

@@ -1,4 +1,4 @@
-"""What the routers of a mixture chose, and how evenly."""
+"""Counts what the routers of a mixture chose, and how evenly."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-BUSIEST = 0.1  # of a layer's experts, at least one
-MOST = 0.9  # of a layer's choices
+BUSIEST = 0.1  # so large a part of a layer's experts are its busiest, and at least one
+MOST = 0.9  # so large a part of a layer's choices is most of them
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,17 @@ class LayerCounts:
         return sum(self.counts)
 
     def share(self, n: int) -> float:
-        """Of the choices, for the n busiest experts."""
+        """So large a part of the choices falls on the n busiest experts."""
         return sum(sorted(self.counts, reverse=True)[:n]) / self.total if self.total else 0.0
 
     @property
     def busiest_share(self) -> float:
-        """Of the busiest tenth of the experts; as large as the tenth itself when all work alike."""
+        """The busiest tenth of the experts has this share, which is a tenth when all work alike."""
         return self.share(max(1, round(len(self.counts) * BUSIEST)))
 
     @property
     def balance(self) -> float:
-        """Entropy of the choices, relative to the largest: 1 when all work alike, 0 when one does everything."""
+        """It is the choices' entropy, relative to the largest: 1 when all work alike, 0 when one does everything."""
         parts = [count / self.total for count in self.counts if count]
         if len(self.counts) < 2 or not parts:
             return 0.0
@@ -42,7 +42,7 @@ class LayerCounts:
 
     @property
     def needed_for_most(self) -> int:
-        """The fewest experts that take nine tenths of the choices: the others could leave fast memory first."""
+        """So many experts take nine tenths of the choices: the others could leave fast memory first."""
         return next((n for n in range(1, len(self.counts) + 1) if self.share(n) >= MOST), len(self.counts))
 
     @property
@@ -50,7 +50,7 @@ class LayerCounts:
         return self.counts.count(0)
 
     def busiest(self, n: int) -> list[tuple[int, float]]:
-        """The n busiest experts with their shares; the lower number first where two are alike."""
+        """Gives the n busiest experts with their shares; where two are alike, the lower number comes first."""
         order = sorted(range(len(self.counts)), key=lambda expert: (-self.counts[expert], expert))
         return [(expert, self.counts[expert] / self.total) for expert in order[:n] if self.counts[expert]]
 
@@ -65,7 +65,7 @@ class ExpertCounts:
 
 
 def parse_counts(told: dict[str, Any]) -> ExpertCounts:
-    """From the answer of GET /expert-stats."""
+    """Reads the answer of GET /expert-stats."""
     layers = []
     for layer in told["layers"]:
         counts = [0] * int(told["n_expert"])

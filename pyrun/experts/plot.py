@@ -1,4 +1,4 @@
-"""A heat map of the experts' work: a row per layer, a column per expert."""
+"""Draws a heat map of the experts' work: a row per layer, a column per expert."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pyrun.experts.counts import ExpertCounts, LayerCounts
 
 
 def plot_counts(counts: ExpertCounts, path: Path) -> Path:
-    """By number at the left, to find an expert; busiest first at the right, to see how many do the work.
+    """Experts stand by number at the left, to be found; and busiest first at the right, to see how many do the work.
 
-    Returns the file: a name without an ending gets .png.
+    The file is returned: a name without an ending gets .png.
     """
-    import matplotlib  # takes longer to load than all the rest
+    import matplotlib  # it takes longer to load than all the rest
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -35,7 +35,7 @@ def plot_counts(counts: ExpertCounts, path: Path) -> Path:
         )
         figure.colorbar(image, ax=axes, label="use (1: an even share)")
         figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know
+    except (OSError, ValueError) as error:  # ValueError stands for a format that matplotlib does not know
         raise UserError(
             f"cannot write the plot to {path}: {error}",
             "give a file that can be written and ends in .png, .svg or .pdf",
@@ -46,5 +46,5 @@ def plot_counts(counts: ExpertCounts, path: Path) -> Path:
 
 
 def _relative(layer: LayerCounts) -> list[float]:
-    """Each expert's use as a multiple of an even share."""
+    """Gives each expert's use as a multiple of an even share."""
     return [count * len(layer.counts) / layer.total for count in layer.counts]

@@ -1,1 +1,1 @@
-"""What this machine is: a probe that reads, and pure functions that decide what was read means."""
+"""A probe reads what this machine is, and pure functions decide what was read means."""

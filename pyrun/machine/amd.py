@@ -1,4 +1,4 @@
-"""AMD graphics: which gfx a chip is, from the source that is nearest to the truth, and what ROCm has to be told.
+"""Finds which gfx an AMD chip is, from the source that is nearest to the truth, and what ROCm has to be told.
 
 The kernel's KFD topology is asked first, then amd-smi, then rocm-smi; the table of PCI ids is the last resort.
 """
@@ -22,8 +22,8 @@ class Apu:
 
     name: str
     gfx: str
-    override: str | None = None  # the version that ROCm can be told where its bundle lacks this chip
-    is_small: bool = False  # two compute units: the processor beside them is faster
+    override: str | None = None  # ROCm can be told this version where its bundle lacks the chip
+    is_small: bool = False  # it has two compute units, and the processor beside them is faster
     has_rocm: bool = True
 
 
@@ -72,19 +72,19 @@ class AmdCard:
 
 
 def gfx_of_version(version: int) -> str | None:
-    """110003 -> gfx1103: two digits each of major, minor and stepping, written with the last two in hexadecimal."""
+    """110003 is gfx1103: major, minor and stepping have two digits each, the last two are written in hexadecimal."""
     major, minor, stepping = version // 10000, version // 100 % 100, version % 100
     return f"gfx{major}{minor:x}{stepping:x}" if major else None
 
 
 def gfx_of_override(version: str) -> str | None:
-    """11.0.0 -> gfx1100, as HSA_OVERRIDE_GFX_VERSION means it."""
+    """11.0.0 is gfx1100, as HSA_OVERRIDE_GFX_VERSION means it."""
     match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", version.strip())
     return f"gfx{int(match[1])}{int(match[2]):x}{int(match[3]):x}" if match else None
 
 
 def find_cards(snapshot: Snapshot) -> list[AmdCard]:
-    """Every AMD card that the kernel's graphics driver knows, cards of their own before those in a processor."""
+    """Finds every AMD card that the kernel's graphics driver knows, cards of their own before those in a processor."""
     cards = []
     for path in snapshot.matching("/sys/class/drm/card*/device/vendor"):
         folder = path.removesuffix("/vendor")
@@ -108,7 +108,7 @@ def find_cards(snapshot: Snapshot) -> list[AmdCard]:
 
 
 def find_gfx(snapshot: Snapshot, device: int) -> tuple[str | None, str]:
-    """The gfx of a PCI device and the source that says so."""
+    """Finds the gfx of a PCI device, and the source that says so."""
     named = snapshot.environment.get("LLAMA_GFX_ARCH_OVERRIDE")
     if named:
         return named.strip().lower(), "LLAMA_GFX_ARCH_OVERRIDE"
@@ -119,14 +119,14 @@ def find_gfx(snapshot: Snapshot, device: int) -> tuple[str | None, str]:
     ):
         if device in found:
             return found[device], source
-        if None in found:  # a tool that names no device: certain only where there is one card
+        if None in found:  # a tool that names no device is certain only where there is one card
             return found[None], source
     apu = APUS.get(device)
     return (apu.gfx, "table of PCI ids") if apu else (None, "not known")
 
 
 def from_kfd(snapshot: Snapshot) -> dict[int | None, str]:
-    """PCI device -> gfx, of the nodes that have graphics."""
+    """Maps PCI devices to their gfx, for the nodes that have graphics."""
     found: dict[int | None, str] = {}
     for path in snapshot.matching(NODES):
         pairs = (line.split() for line in snapshot.text(path).splitlines())
@@ -158,12 +158,12 @@ def from_rocm_smi(text: str) -> dict[int | None, str]:
 
 @dataclass(frozen=True)
 class HsaOverride:
-    value: str | None  # for HSA_OVERRIDE_GFX_VERSION; None: leave it alone
+    value: str | None  # what HSA_OVERRIDE_GFX_VERSION has to be; None leaves it alone
     source: str
 
 
 def hsa_override(snapshot: Snapshot, card: AmdCard) -> HsaOverride:
-    """Never from the table alone: only where the installed bundle lacks the chip and has the one it would stand for."""
+    """The table alone never decides: the installed bundle must lack the chip and have the one it would stand for."""
     named = snapshot.environment.get("LLAMA_GFX_VERSION_OVERRIDE")
     if named:
         return HsaOverride(named.strip(), "LLAMA_GFX_VERSION_OVERRIDE")

@@ -1,4 +1,4 @@
-"""Which backends can be built and run here, which one is best, and what to install for the others. Pure."""
+"""Says which backends can be built and run here, which is best, and what to install for the others. It is pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BACKENDS = ("cpu", "vulkan", "rocm", "cuda")
 @dataclass(frozen=True)
 class Missing:
     what: str
-    packages: dict[str, str]  # distribution -> what to install; empty where no package helps
-    hint: str = ""  # where no package helps
-    origin: dict[str, str] = field(default_factory=dict)  # distribution -> where the package comes from, if not from it
+    packages: dict[str, str]  # what to install on each distribution; empty where no package helps
+    hint: str = ""  # what to do where no package helps
+    origin: dict[str, str] = field(default_factory=dict)  # where a distribution's package comes from, if not from it
 
     def remark(self, distribution: str) -> str:
         return self.hint or self.origin.get(distribution, "")
@@ -92,7 +92,7 @@ def check_backends(snapshot: Snapshot, machine: Machine) -> list[Backend]:
 
 
 def recommended(machine: Machine) -> tuple[str, str]:
-    """The backend for this machine, whether or not everything for it is installed, and why."""
+    """Names the backend for this machine, whether or not everything for it is installed, and says why."""
     gpu = machine.gpu
     if machine.system == "Darwin":
         return "cpu", "a build on macOS has Metal in it"
@@ -106,7 +106,7 @@ def recommended(machine: Machine) -> tuple[str, str]:
 
 
 def runtime_environment(machine: Machine, backend: str) -> dict[str, str]:
-    """Variables that a server of this backend has to be started with."""
+    """A server of this backend has to be started with these variables."""
     if backend == "vulkan" and not machine.vulkan and machine.software_vulkan is not None:
         # Without it llama.cpp passes over a device that is the processor itself.
         return {"GGML_VK_VISIBLE_DEVICES": str(machine.software_vulkan)}
@@ -118,7 +118,7 @@ def runtime_environment(machine: Machine, backend: str) -> dict[str, str]:
 
 
 def install_hint(missing: list[Missing], distribution: str) -> str:
-    """One line for the user's distribution, or one for each where it is not known."""
+    """Writes one line for the user's distribution, or one for each where it is not known."""
     names = {"debian": "Debian/Ubuntu", "fedora": "Fedora", "arch": "Arch/SteamOS"}
     commands = {"debian": "sudo apt install", "fedora": "sudo dnf install", "arch": "sudo pacman -S"}
     lines = {
@@ -133,7 +133,7 @@ def install_hint(missing: list[Missing], distribution: str) -> str:
 
 
 def build_needs(snapshot: Snapshot, backend: str) -> list[Missing]:
-    """What a build of the backend lacks, whatever devices there are."""
+    """Finds what a build of the backend lacks, whatever devices there are."""
     there = any(name in snapshot.programs for name in ("c++", "g++", "clang++"))
     missing = [] if there else [COMPILER]
     if backend == "vulkan":

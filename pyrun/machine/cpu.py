@@ -1,4 +1,4 @@
-"""The processor: its name, instruction set, and how many threads are worth starting."""
+"""Describes the processor: its name, instruction set, and how many threads are worth starting."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Cpu:
     name: str
     level: str
     level_source: str
-    build_flags: list[str]  # of a build for this machine
-    cores: int  # physical ones, fast ones where there are two kinds
-    threads: int  # for the server: cores that this process may use
+    build_flags: list[str]  # a build for this machine has them
+    cores: int  # physical ones count, and fast ones where there are two kinds
+    threads: int  # the server gets as many as this process may use cores
     threads_source: str
 
 
@@ -99,7 +99,7 @@ def _cores(told: dict[str, str], blocks: list[dict[str, str]], cpus: int) -> tup
 
 
 def _quota(snapshot: Snapshot) -> int | None:
-    """Of a container; threads beyond it would only wait for each other."""
+    """A container may have one; threads beyond it would only wait for each other."""
     words = snapshot.text("/sys/fs/cgroup/cpu.max").split()
     if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
         return max(1, math.ceil(int(words[0]) / int(words[1])))

@@ -1,4 +1,4 @@
-"""What a snapshot means: processor, memory, graphics, power, and the sources that decided. Pure."""
+"""Says what a snapshot means: processor, memory, graphics, power, and the sources that decided. It is pure."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from pyrun.machine.vulkan import VulkanDevice, parse_vulkaninfo
 
 GIB = 1 << 30
 TIER_OVERRIDE = "LLAMA_HARDWARE_TIER_OVERRIDE"
-# handheld: graphics in the processor, and not much memory for both (Steam Deck, 7840U and laptops of their kind).
-# unified: the same with plenty (Strix Halo, Apple M). discrete: a card with memory of its own. cpu: no graphics to use.
+# A handheld has graphics in the processor and not much memory for both (Steam Deck, 7840U and laptops of their kind).
+# What is unified has plenty (Strix Halo, Apple M); discrete has a card with memory of its own; cpu has no graphics.
 TIERS = ("handheld", "unified", "discrete", "cpu")
 HANDHELD_MEMORY = 48 * GIB
 PAGE = 4096
-GTT_LEAVES = 6 * GIB  # of RAM for the system, where graphics get the rest
+GTT_LEAVES = 6 * GIB  # the system keeps this much of RAM where graphics get the rest
 
 
 @dataclass(frozen=True)
 class Gpu:
     name: str
-    vendor: str  # amd, nvidia, apple, other
-    source: str  # that found it
-    is_unified: bool  # shares the machine's memory
-    vram: int | None = None  # its own, or set aside for it
-    gtt: int | None = None  # of the machine's memory that it may use
+    vendor: str  # it is one of amd, nvidia, apple, other
+    source: str  # what found it
+    is_unified: bool  # it shares the machine's memory
+    vram: int | None = None  # what it has of its own, or is set aside for it
+    gtt: int | None = None  # so much of the machine's memory it may use
     memory_source: str = ""
-    gfx: str | None = None  # AMD
+    gfx: str | None = None  # AMD cards have one
     gfx_source: str = ""
-    override: amd.HsaOverride | None = None  # AMD: what ROCm has to be told
+    override: amd.HsaOverride | None = None  # what ROCm has to be told of an AMD card
     has_rocm: bool = False
-    compute: str | None = None  # NVIDIA
+    compute: str | None = None  # NVIDIA cards have one
     driver: str = ""
-    is_small: bool = False  # slower than the processor beside it
+    is_small: bool = False  # it is slower than the processor beside it
 
     @property
     def memory(self) -> int:
@@ -46,34 +46,34 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Power:
-    on_battery: bool | None  # None: it cannot be told
+    on_battery: bool | None  # None where it cannot be told
     percent: int | None
     source: str
 
 
 @dataclass(frozen=True)
 class Machine:
-    name: str  # as its maker calls it, or ""
+    name: str  # what its maker calls it, or ""
     system: str
-    distribution: str  # debian, fedora, arch, macos, or "" for others
+    distribution: str  # it is one of debian, fedora, arch, macos, or "" for others
     distribution_name: str
     cpu: Cpu
     ram: int
     ram_source: str
-    gpus: list[Gpu]  # best first
+    gpus: list[Gpu]  # the best comes first
     vulkan: list[VulkanDevice]
     vulkan_source: str
     software_vulkan: int | None  # the number of a device that is the processor itself
-    memlock: int | None  # bytes; None: no limit
+    memlock: int | None  # in bytes; None means no limit
     power: Power
     tier: str
     tier_source: str
-    ttm_limit: int | None = None  # bytes that graphics may take of RAM, as the kernel is set now
+    ttm_limit: int | None = None  # graphics may take so many bytes of RAM, as the kernel is set now
     notes: list[str] = field(default_factory=list)
 
     @property
     def gpu(self) -> Gpu | None:
-        """The one to use."""
+        """It is the one to use."""
         return next((gpu for gpu in self.gpus if not gpu.is_small), None)
 
 
@@ -139,7 +139,7 @@ def _gpus(snapshot: Snapshot, devices: list[VulkanDevice], ram: int) -> list[Gpu
                 driver=device.driver,
             )
         )
-    # A card of its own before graphics in the processor, then by memory.
+    # A card of its own goes before graphics in the processor, and more memory before less.
     return sorted(gpus, key=lambda gpu: (gpu.is_unified, -gpu.memory))
 
 
@@ -195,7 +195,7 @@ def _apple(snapshot: Snapshot, ram: int) -> list[Gpu]:
     if limit.isdigit() and int(limit):
         gtt, source = int(limit) << 20, "sysctl iogpu.wired_limit_mb"
     else:
-        # What macOS lets graphics wire by default.
+        # macOS lets graphics wire this much by default.
         gtt, source = (ram * 3 // 4 if ram > 36 * GIB else ram * 2 // 3), "share of RAM that macOS allows"
     name = told.get("machdep.cpu.brand_string", "Apple M")
     return [Gpu(name=name, vendor="apple", source="sysctl", is_unified=True, gtt=gtt, memory_source=source)]

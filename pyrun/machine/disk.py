@@ -1,4 +1,4 @@
-"""How fast the disk of the cache folder is, measured in about half a second at most."""
+"""Measures how fast the disk of the cache folder is, in about half a second at most."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class DiskSpeed:
-    write: float  # bytes a second, down to the disk
+    write: float  # bytes a second that arrive on the disk itself
     read: float | None  # None where the system cannot be asked to forget what it has in RAM
 
 

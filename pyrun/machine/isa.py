@@ -1,4 +1,4 @@
-"""Instruction sets: which level a processor has, and the cmake flags of a build for a level.
+"""Knows instruction sets: which level a processor has, and the cmake flags of a build for a level.
 
 On the machine itself the compiler finds out better (GGML_NATIVE); explicit flags serve builds for another machine.
 A level's flags hold for every processor that is said to have it.
@@ -16,7 +16,7 @@ from pyrun.machine.snapshot import Snapshot
 
 NATIVE = ["-DGGML_NATIVE=ON"]
 
-# What llama.cpp can be told for x86, and what /proc/cpuinfo calls it.
+# llama.cpp can be told these for x86; /proc/cpuinfo calls them so.
 X86_OPTIONS: dict[str, tuple[str, ...]] = {
     "SSE42": ("sse4_2",),
     "AVX": ("avx",),
@@ -38,7 +38,7 @@ _AVX2 = ("SSE42", "AVX", "F16C", "FMA", "BMI2", "AVX2")
 _AVX512 = (*_AVX2, "AVX512")
 _BF16 = (*_AVX512, "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
 
-# Best first: a processor has the first level of which it has everything.
+# The best comes first: a processor has the first level of which it has everything.
 X86_LEVELS: dict[str, tuple[str, ...]] = {
     "amx": (*_BF16, "AMX_TILE", "AMX_INT8", "AMX_BF16"),
     "avx512_bf16": _BF16,
@@ -53,8 +53,8 @@ X86_LEVELS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ArmLevel:
-    features: tuple[str, ...]  # as /proc/cpuinfo says
-    march: str  # as a compiler says
+    features: tuple[str, ...]  # what /proc/cpuinfo calls them
+    march: str  # what a compiler calls it
 
 
 ARM_LEVELS = {
@@ -69,7 +69,7 @@ APPLE_MARCH = "armv8.4-a+dotprod"
 
 LEVELS = (*X86_LEVELS, *ARM_LEVELS, APPLE)
 
-# Processors by name: a level, and x86 options that it has on top.
+# A processor's name stands for a level, and for x86 options that it has on top.
 TARGETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "zen": ("avx2", ()),
     "zen2": ("avx2", ()),
@@ -100,18 +100,18 @@ TARGETS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def x86_level(flags: Collection[str]) -> str:
-    """From the flags line of /proc/cpuinfo."""
+    """The flags line of /proc/cpuinfo tells it."""
     have = {name for name, needed in X86_OPTIONS.items() if all(flag in flags for flag in needed)}
     return next(level for level, options in X86_LEVELS.items() if have.issuperset(options))
 
 
 def arm_level(features: Collection[str]) -> str:
-    """From the Features line of /proc/cpuinfo."""
+    """The Features line of /proc/cpuinfo tells it."""
     return next(name for name, level in ARM_LEVELS.items() if all(f in features for f in level.features))
 
 
 def level_of(level_or_target: str) -> str:
-    """The level that a name means; an unknown name is refused with those that are known."""
+    """Finds the level that a name means; an unknown name is refused with those that are known."""
     name = level_or_target.strip().lower()
     if name in LEVELS:
         return name
@@ -124,7 +124,7 @@ def level_of(level_or_target: str) -> str:
 
 
 def build_flags(level_or_target: str) -> list[str]:
-    """The cmake flags of a build for a level (avx2) or a processor (zen3); `native` leaves it to the compiler."""
+    """Gives the cmake flags for a level (avx2) or a processor (zen3); `native` leaves it to the compiler."""
     name = level_or_target.strip().lower()
     if name == "native":
         return list(NATIVE)
@@ -132,14 +132,14 @@ def build_flags(level_or_target: str) -> list[str]:
     flags = ["-DGGML_NATIVE=OFF"]
     if level in X86_LEVELS:
         on = {*X86_LEVELS[level], *(TARGETS[name][1] if name in TARGETS else ())}
-        # All of them, so that nothing is left to what an earlier configuration or a default says.
+        # All of them are given, so that nothing is left to what an earlier configuration or a default says.
         return flags + [f"-DGGML_{option}={'ON' if option in on else 'OFF'}" for option in X86_OPTIONS]
     march = APPLE_MARCH if level == APPLE else ARM_LEVELS[level].march
     return [*flags, f"-DGGML_CPU_ARM_ARCH={march}"]
 
 
 def cuda_architectures(snapshot: Snapshot) -> list[str]:
-    """What CMAKE_CUDA_ARCHITECTURES is for the NVIDIA cards here: 9.0 -> 90. Empty where there is none."""
+    """CMAKE_CUDA_ARCHITECTURES is this for the NVIDIA cards here: 9.0 gives 90. It is empty where there is none."""
     found = {card.compute for card in parse_nvidia_smi(snapshot.outputs.get("nvidia-smi", ""))}
     numbers = {match[1] + match[2] for compute in found if (match := re.fullmatch(r"(\d+)\.(\d+)", compute))}
     return sorted(numbers, key=int)

@@ -1,4 +1,4 @@
-"""What nvidia-smi says about its cards."""
+"""Reads what nvidia-smi says about its cards."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class NvidiaCard:
     name: str
-    memory: int | None  # bytes; None where the card shares the machine's memory and has none of its own
-    compute: str  # compute capability, such as 9.0
+    memory: int | None  # in bytes; None where the card shares the machine's memory and has none of its own
+    compute: str  # its compute capability, such as 9.0
     driver: str
 
 
 def parse_nvidia_smi(text: str) -> list[NvidiaCard]:
-    """From the answer to `--query-gpu=name,memory.total,compute_cap,driver_version --format=csv`."""
+    """Reads the answer to `--query-gpu=name,memory.total,compute_cap,driver_version --format=csv`."""
     rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))]
     cards = []
     for row in rows[1:]:  # the first one is the header

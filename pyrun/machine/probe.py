@@ -1,4 +1,4 @@
-"""Reading a machine: the one module here that touches files and runs programs.
+"""Reads a machine: this is the one module here that touches files and runs programs.
 
 Nothing is decided here, so that a recorded snapshot tells everything. A program that is missing, fails or hangs is the
 same as one that says nothing.
@@ -38,13 +38,13 @@ READ = (
     *(f"/sys/class/power_supply/*/{name}" for name in ("type", "online", "status", "capacity", "scope")),
 )
 
-# Read at their beginning, which says their version.
+# These are read at their beginning, which says their version.
 READ_HEADS = (
     "/usr/include/vulkan/vulkan_core.h",
     "/usr/local/include/vulkan/vulkan_core.h",
 )
 
-# Looked for, and not read.
+# These are looked for, and not read.
 LOOK_FOR = (
     "/usr/lib/apt/apt-helper",
     "/dev/kfd",
@@ -61,7 +61,7 @@ LOOK_FOR = (
     "/usr/local/*/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake",
 )
 ROCM_ROOTS = ("/opt/rocm", "/opt/rocm-*", "/usr")
-# Below a root of ROCm. The libraries have one file per chip, which says what they were built for.
+# These lie below a root of ROCm. The libraries have one file per chip, which says what they were built for.
 ROCM_LOOK_FOR = (
     *(
         f"{libraries}/{name}"
@@ -78,11 +78,11 @@ ROCM_READ = (
     ".info/version",
     *(f"{libraries}/cmake/hip/hip-config-version.cmake" for libraries in ("lib", "lib64", "lib/*-linux-gnu")),
 )
-# Below a root of the Vulkan SDK.
+# These lie below a root of the Vulkan SDK.
 SDK_LOOK_FOR = ("include/vulkan/vulkan.h", "lib/libvulkan.so", "*/cmake/SPIRV-Headers/SPIRV-HeadersConfig.cmake")
 DEVICES = ("/dev/kfd", "/dev/dri/renderD*")
 
-# Name -> where it may lie apart from PATH.
+# A program may lie at these places apart from PATH.
 PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "c++": (),
     "g++": (),
@@ -110,7 +110,7 @@ APPLE_KEYS = (
     "iogpu.wired_limit_mb",
 )
 
-# Question -> the program and its arguments.
+# Each question is put to a program, with these arguments.
 GPU_QUESTIONS = {
     "amd-smi": ("amd-smi", "static", "--asic"),
     "rocm-smi": ("rocm-smi", "--showproductname"),
@@ -122,7 +122,7 @@ APPLE_QUESTIONS = {
     "pmset": ("pmset", "-g", "batt"),
 }
 
-# The overrides of describe.py, and where libraries may be.
+# These are the overrides of describe.py, and where libraries may be.
 VARIABLES = (
     "LLAMA_GFX_VERSION_OVERRIDE",
     "LLAMA_GFX_ARCH_OVERRIDE",
@@ -138,7 +138,7 @@ Finder = Callable[[str], str | None]
 
 
 def run_command(command: Sequence[str]) -> str | None:
-    """What the program prints; None when it cannot be run, fails or takes too long."""
+    """Gives what the program prints; None when it cannot be run, fails or takes too long."""
     try:
         done = subprocess.run(
             list(command), capture_output=True, timeout=TIMEOUT_SECONDS, stdin=subprocess.DEVNULL, check=False
@@ -164,7 +164,7 @@ def probe(
 ) -> Snapshot:
     """Reads the machine below root. Without gpus, no program is asked about graphics cards, which may take a second.
 
-    rocm_sdk: where a ROCm may lie apart from the usual places.
+    At `rocm_sdk` a ROCm may lie apart from the usual places.
     """
     system = system or platform.system()
     environment = os.environ if environment is None else environment
@@ -198,7 +198,7 @@ def probe(
 
 
 def _ask(questions: Mapping[str, tuple[str, ...]], programs: Mapping[str, str], run: Runner) -> dict[str, str]:
-    """All at once: each may take a while to wake its driver."""
+    """All are asked at once: each may take a while to wake its driver."""
     asked = {
         name: (programs.get(command[0], command[0]), *command[1:])
         for name, command in questions.items()
@@ -212,7 +212,7 @@ def _ask(questions: Mapping[str, tuple[str, ...]], programs: Mapping[str, str], 
 
 
 def _glob(root: Path, pattern: str) -> list[tuple[str, Path]]:
-    """The paths below root that match, each with its name as seen from there."""
+    """Gives the paths below root that match, each with its name as seen from there."""
     relative = pattern.lstrip("/")
     if not any(mark in relative for mark in "*["):
         path = root / relative

@@ -1,4 +1,4 @@
-"""Where ROCm is: one that ROCM_PATH names, one unpacked into deps/, or the system's."""
+"""Finds ROCm: one that ROCM_PATH names, one unpacked into deps/, or the system's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pyrun.machine.snapshot import Snapshot
 
-OLDEST = (6, 1)  # that llama.cpp takes
-SYSTEM = "/usr"  # a distribution's own packages: their tools find each other
+OLDEST = (6, 1)  # llama.cpp takes no older one
+SYSTEM = "/usr"  # a distribution's own packages lie there: their tools find each other
 CONFIG = re.compile(r"^(.*)/lib(?:64)?(?:/[^/]+-linux-gnu)?/cmake/hipblas/hipblas-config\.cmake$")
 COMPILERS = ("lib/llvm/bin/clang++", "llvm/bin/clang++")
 DEVICE_LIBRARIES = ("lib/llvm/amdgcn/bitcode", "amdgcn/bitcode")
@@ -17,10 +17,10 @@ DEVICE_LIBRARIES = ("lib/llvm/amdgcn/bitcode", "amdgcn/bitcode")
 @dataclass(frozen=True)
 class Rocm:
     root: str
-    compiler: str | None  # for HIP; None: cmake asks hipconfig
-    device_libraries: str | None  # None: the compiler knows where they are
+    compiler: str | None  # it compiles HIP; None where cmake asks hipconfig
+    device_libraries: str | None  # None where the compiler knows where they are
     has_hipcc: bool
-    version: str  # or ""
+    version: str  # "" where nothing tells it
 
     @property
     def is_old(self) -> bool:
@@ -28,7 +28,7 @@ class Rocm:
 
 
 def find_rocm(snapshot: Snapshot) -> Rocm | None:
-    """The one that a build would use: a root with hipBLAS in it."""
+    """Finds the one that a build would use: a root with hipBLAS in it."""
     configs = snapshot.matching("*/cmake/hipblas/hipblas-config.cmake")
     roots = {match[1] for path in configs if (match := CONFIG.match(path))}
     if not roots:
@@ -55,7 +55,7 @@ def is_old(version: str) -> bool:
 
 
 def _version(snapshot: Snapshot, root: str) -> str:
-    """As AMD's packages say it, or HIP, which is what llama.cpp asks."""
+    """AMD's packages tell it, or HIP does, which is what llama.cpp asks."""
     if told := snapshot.text(f"{root}/.info/version"):
         return told
     configs = snapshot.matching(f"{root}/lib*/cmake/hip/hip-config-version.cmake")
@@ -72,7 +72,7 @@ def _order(root: str) -> tuple[int, str]:
 
 
 def bundle_targets(snapshot: Snapshot) -> frozenset[str]:
-    """The chips that the ROCm libraries were built for; empty where there are none."""
+    """Finds the chips that the ROCm libraries were built for; there are none where there is no library."""
     rocm = find_rocm(snapshot)
     names = snapshot.matching(f"{rocm.root if rocm else '*'}/*/library/TensileLibrary_lazy_gfx*.dat")
     return frozenset(match[1] for name in names if (match := re.search(r"_(gfx[0-9a-f]+)\.dat$", name)))

@@ -1,4 +1,4 @@
-"""What `vulkaninfo --summary` says about its devices, and how old the headers are that a build would use."""
+"""Reads what `vulkaninfo --summary` says about its devices, and how old the headers are that a build would use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class VulkanDevice:
     name: str
     vendor: int
     device: int
-    kind: str  # integrated, discrete, virtual, cpu, other
+    kind: str  # it is one of integrated, discrete, virtual, cpu, other
     driver: str
 
 
@@ -39,7 +39,7 @@ def parse_vulkaninfo(text: str) -> list[VulkanDevice]:
 
 
 def headers_version(snapshot: Snapshot) -> tuple[int, int, int] | None:
-    """Of the headers that cmake finds first; None where there are none, or they do not say."""
+    """The headers that cmake finds first say it; None where there are none, or they do not say."""
     places = snapshot.matching("*/include/vulkan/vulkan_core.h")
     sdk = snapshot.environment.get("VULKAN_SDK")
     places.sort(key=lambda path: (not (sdk and path.startswith(sdk)), not path.startswith("/usr/local/")))
@@ -58,7 +58,7 @@ def are_headers_old(snapshot: Snapshot) -> bool:
 
 
 def can_fetch_headers(snapshot: Snapshot) -> bool:
-    """Whether newer ones can be taken from a later release of the same distribution."""
+    """Says whether newer ones can be taken from a later release of the same distribution."""
     is_debian = re.search(r'^ID="?debian"?$', snapshot.text("/etc/os-release"), re.MULTILINE)
     return bool(is_debian) and bool(snapshot.matching("/usr/lib/apt/apt-helper"))
 

@@ -1,1 +1,1 @@
-"""Finding GGUF files."""
+"""GGUF files are found, read, downloaded and given settings here."""

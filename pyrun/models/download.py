@@ -1,4 +1,4 @@
-"""Downloading files of a repository into models/, so that nothing unfinished or damaged ever looks like a model.
+"""Downloads files of a repository into models/, so that nothing unfinished or damaged ever looks like a model.
 
 A file arrives as `NAME.<start of checksum>.part` beside its place, is compared with the hub's size and checksum, and
 is renamed when everything that belongs to it has arrived: the first part of a split set comes last, because it stands
@@ -26,7 +26,7 @@ from pyrun.home import Home
 from pyrun.models.hub import Hub, HubTrouble, RemoteFile, Repository
 
 PART_SUFFIX = ".part"
-TRIES = 6  # in a row that bring nothing
+TRIES = 6  # so many in a row may bring nothing
 LONGEST_PAUSE = 60.0
 # Stores of files do not hand out more than some 50 GB in one piece.
 SEGMENT = 16 << 30
@@ -40,12 +40,12 @@ class Hash(Protocol):
 
 @dataclass(frozen=True)
 class Item:
-    """One file: where it belongs, what of it is there."""
+    """One file: where it belongs, and what of it is there."""
 
     file: RemoteFile
     target: Path
     is_there: bool
-    n_arrived: int  # bytes in the .part file
+    n_arrived: int  # so many bytes are in the .part file
 
     @property
     def part(self) -> Path:
@@ -77,13 +77,13 @@ class Plan:
 
 
 def folder_of(home: Home, repository: Repository) -> Path:
-    """A folder for each repository: many of them use the same names for their files."""
+    """Each repository has a folder: many of them use the same names for their files."""
     return home.models.joinpath(*repository.id.split("/"))
 
 
 @contextmanager
 def download_lock(folder: Path) -> Iterator[None]:
-    """One download into a folder at a time. The kernel frees the lock of a dead process."""
+    """Only one download goes into a folder at a time. The kernel frees the lock of a dead process."""
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".download.lock").open("a+")
@@ -142,8 +142,7 @@ def carry_out(hub: Hub, plan: Plan, pause: Callable[[float], None] = time.sleep)
             count = f" ({number} of {len(missing)})" if len(missing) > 1 else ""
             with _writing(item.target):
                 item.target.parent.mkdir(parents=True, exist_ok=True)
-                progress.label = f"{item.target.name}{count}"
-                progress.advance(0)
+                progress.rename(f"{item.target.name}{count}")
                 _fetch(hub, plan.repository, item, progress, pause)
     for item in reversed(missing):
         with _writing(item.target):
@@ -152,7 +151,7 @@ def carry_out(hub: Hub, plan: Plan, pause: Callable[[float], None] = time.sleep)
 
 
 def _fetch(
-    hub: Hub, repository: Repository, item: Item, progress: console.ByteProgress, pause: Callable[[float], None]
+    hub: Hub, repository: Repository, item: Item, progress: console.Progress, pause: Callable[[float], None]
 ) -> None:
     file, failures = item.file, 0
     with item.part.open("a+b", buffering=BLOCK) as out:
@@ -240,8 +239,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _progress(label: str, total: int, done: int = 0) -> Iterator[console.ByteProgress]:
-    progress = console.ByteProgress(label, total, done)
+def _progress(label: str, total: int, done: int = 0) -> Iterator[console.Progress]:
+    progress = console.Progress(label, console.BYTES, total, done)
     try:
         yield progress
     finally:

@@ -1,4 +1,4 @@
-"""What is worth knowing of a model before it is loaded: shape, memory, size. Pure: GGUF heads in, facts out."""
+"""Knows of a model what matters before it is loaded: shape, memory, size. It is pure: GGUF heads in, facts out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from pyrun.models.gguf import Gguf, Skipped, Tensor
 from pyrun.models.quants import quant_of
 
-# Bytes per value of a K/V cache type.
+# A value of a K/V cache type takes so many bytes.
 CACHE_TYPES = {
     "f32": 4.0,
     "f16": 2.0,
@@ -23,11 +23,11 @@ CACHE_TYPES = {
     "q4_0": 18 / 32,
     "iq4_nl": 18 / 32,
 }
-QUANTISED_BLOCK = 32  # values that a quantised cache type takes together; heads must be a multiple of it
+QUANTISED_BLOCK = 32  # a quantised cache type takes so many values together; heads must be a multiple of it
 MOST_LAYERS = 4096
-PAD = 256  # cells that the cache grows by
+PAD = 256  # the cache grows by so many cells
 
-# File types as llama.cpp numbers them.
+# llama.cpp numbers file types so.
 FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
     13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
@@ -40,7 +40,7 @@ RECURRENT = ("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7")
 PARALLEL_HYBRIDS = ("falcon-h1",)
 # These keep rows of several tokens in one, which nobody has tried in another type than the usual.
 PLAIN_CACHE = ("deepseek4",)
-# Layers between those that see everything, where the file does not say it; True: the first of a group sees everything.
+# One layer of so many sees everything, where the file does not say it; True where that is the first of them.
 WINDOW_PATTERNS = {
     "afmoe": (4, False), "cohere2": (4, False), "cohere2moe": (4, True), "exaone-moe": (4, False),
     "exaone4": (4, False), "gemma2": (2, False), "gemma3": (6, False), "gemma3n": (5, False), "gpt-oss": (2, False),
@@ -56,32 +56,32 @@ class ModelFacts:
     name: str
     architecture: str
     quantisation: str
-    source: str  # "metadata" or "file name"
-    size: int  # bytes on disk, of all parts
-    weights: int  # bytes of all tensors
+    source: str  # it is "metadata" or "file name"
+    size: int  # all parts have so many bytes on disk
+    weights: int  # all tensors have so many bytes
     parameters: int
-    experts: int  # 0: dense
+    experts: int  # a dense model has 0
     experts_used: int
-    expert_bytes: int  # of the weights
+    expert_bytes: int  # so many bytes of the weights are experts'
     expert_layers: int
-    leading_dense: int  # layers before the first with experts
+    leading_dense: int  # so many layers lie before the first with experts
     layers: int
-    attention_layers: int  # that see everything
-    window_layers: int  # that see a window
+    attention_layers: int  # they see everything
+    window_layers: int  # they see a window
     recurrent_layers: int
     window: int
-    cells_k: float  # values that one token keeps in all attention layers: keys
-    cells_v: float  # values
-    window_k: float  # the same for layers that see a window
+    cells_k: float  # one token keeps so many values in all attention layers: here for keys
+    cells_v: float  # here for values
+    window_k: float  # they are the same for layers that see a window
     window_v: float
     head_k: int
     head_v: int
-    state: int  # bytes of the recurrent state of one sequence
-    context: int | None  # that the model was trained for
+    state: int  # the recurrent state of one sequence has so many bytes
+    context: int | None  # the model was trained for so many tokens
     embedding: int
     vocabulary: int
     thinks: bool
-    is_companion: bool = False  # a projector for images or an adapter, not a model by itself
+    is_companion: bool = False  # it is a projector for images or an adapter, and no model by itself
 
     @property
     def is_moe(self) -> bool:
@@ -89,7 +89,7 @@ class ModelFacts:
 
     @property
     def is_recurrent(self) -> bool:
-        """Recurrent only: no attention anywhere."""
+        """It is recurrent only: no layer has attention."""
         return self.recurrent_layers > 0 and self.attention_layers + self.window_layers == 0
 
     @property
@@ -108,18 +108,18 @@ class ModelFacts:
         return ", ".join(parts)
 
     def kv_per_token(self, type_k: str, type_v: str) -> float:
-        """Bytes that each token of context adds: layers x heads x (key length x bytes + value length x bytes)."""
+        """Each token of context adds layers x heads x (key length x bytes + value length x bytes)."""
         return self.cells_k * CACHE_TYPES[type_k] + self.cells_v * CACHE_TYPES[type_v]
 
     def kv_bytes(self, context: int, type_k: str, type_v: str, ubatch: int, slots: int) -> int:
-        """All that the context takes: rows of tokens, windows, recurrent states. One pool is shared by all slots."""
+        """The context takes rows of tokens, windows and recurrent states. One pool is shared by all slots."""
         tokens = _padded(context)
         seen = min(tokens, _padded(self.window * slots + ubatch))
         windows = seen * (self.window_k * CACHE_TYPES[type_k] + self.window_v * CACHE_TYPES[type_v])
         return int(tokens * self.kv_per_token(type_k, type_v) + windows) + self.state * slots
 
     def checkpoint_bytes(self, type_k: str, type_v: str) -> int:
-        """What llama-server copies for one context checkpoint: the window and the recurrent state."""
+        """llama-server copies the window and the recurrent state for one context checkpoint."""
         window = _padded(self.window) * (self.window_k * CACHE_TYPES[type_k] + self.window_v * CACHE_TYPES[type_v])
         return int(window) + self.state
 
@@ -133,14 +133,14 @@ def _padded(tokens: int) -> int:
 
 
 def model_facts(name: str, parts: Sequence[Gguf]) -> ModelFacts:
-    """Of a whole model: the first part has the metadata, all have tensors."""
+    """Reads a whole model: the first part has the metadata, all have tensors."""
     metadata = parts[0].metadata
     tensors = [tensor for part in parts for tensor in part.tensors]
     values = _Values(metadata)
     architecture = values.architecture
     layers = max(0, values.integer("block_count") - values.integer("nextn_predict_layers"))
     if layers > MOST_LAYERS:
-        layers = 0  # damaged; the server will say so
+        layers = 0  # the file is damaged; the server will say so
     kinds = [_layer_kind(values, layer, layers) for layer in range(layers)]
     shapes = [
         _cells(values, layer, windowed=kind.windowed) if kind.attends else (0, 0) for layer, kind in enumerate(kinds)
@@ -151,7 +151,7 @@ def model_facts(name: str, parts: Sequence[Gguf]) -> ModelFacts:
     experts = values.integer("expert_count")
     source = "metadata" if layers else "file name"
     if not layers and EXPERT_NAME.search(name):
-        experts = 2  # how many is not known
+        experts = 2  # it is not known how many
     expert_tensors = [tensor for tensor in tensors if "_exps." in tensor.name]
     return ModelFacts(
         name=name,
@@ -187,7 +187,7 @@ def model_facts(name: str, parts: Sequence[Gguf]) -> ModelFacts:
 
 
 def facts_of_name(name: str, size: int) -> ModelFacts:
-    """For a file that is not there yet: what its name and size tell."""
+    """Of a file that is not there yet, only name and size tell something."""
     return model_facts(name, [Gguf(path=Path(), metadata={}, tensors=[Tensor("", 0, size, "")], size=size)])
 
 
@@ -199,7 +199,7 @@ class _Kind:
 
 
 class _Values:
-    """Metadata under the architecture's prefix. What is missing or of another kind reads as 0."""
+    """The metadata under the architecture's prefix. What is missing or of another kind reads as 0."""
 
     def __init__(self, metadata: dict[str, Any]) -> None:
         self._metadata = metadata
@@ -209,7 +209,7 @@ class _Values:
         return self._metadata.get(f"{self.architecture}.{key}")
 
     def integer(self, key: str, default: int = 0) -> int:
-        """Of a list, which has one value per layer, the largest."""
+        """A list has one value per layer; its largest counts."""
         value = self.raw(key)
         if isinstance(value, list) and value:
             value = max(value)
@@ -222,7 +222,7 @@ class _Values:
         return int(value) if isinstance(value, int | float) else default
 
     def head(self, which: str, suffix: str = "") -> int:
-        """Length of one key or value."""
+        """Gives the length of one key or value."""
         heads = self.integer("attention.head_count")
         own = self.integer("embedding_length") // heads if heads else 0
         plain = self.integer(f"attention.{which}_length", own)
@@ -245,7 +245,7 @@ def _layer_kind(values: _Values, layer: int, layers: int) -> _Kind:
         attends = False
     shared = values.integer("attention.shared_kv_layers")
     if shared and layer >= layers - shared:
-        attends = False  # uses the rows of an earlier layer
+        attends = False  # it uses the rows of an earlier layer
     return _Kind(attends, attends and _is_windowed(values, layer), recurs)
 
 
@@ -284,7 +284,7 @@ def _is_windowed(values: _Values, layer: int) -> bool:
 
 
 def _cells(values: _Values, layer: int, *, windowed: bool) -> tuple[int, int]:
-    """Values that one token keeps in a layer: keys, values."""
+    """One token keeps so many values in a layer, for keys and for values."""
     heads = values.at("attention.head_count_kv", layer, values.integer("attention.head_count"))
     suffix = "_swa" if windowed else ""
     keys = heads * values.head("key", suffix)
@@ -292,7 +292,7 @@ def _cells(values: _Values, layer: int, *, windowed: bool) -> tuple[int, int]:
 
 
 def _state(values: _Values) -> int:
-    """Bytes of the recurrent state of one layer: the last inputs of its convolution, and what is carried on."""
+    """One layer's recurrent state is the last inputs of its convolution, and what is carried on: so many bytes."""
     embedding = values.integer("embedding_length")
     wkv = values.integer("wkv.head_size")
     if wkv:
@@ -317,7 +317,7 @@ def _vocabulary(values: _Values) -> int:
 
 
 def _quantisation(metadata: dict[str, Any], tensors: Sequence[Tensor], name: str) -> str:
-    """As the name says it (makers have variants of their own), else as the file, else what most of it is."""
+    """The name tells (makers have variants of their own), else the file does, else what most of it is."""
     named = quant_of(name)
     if named:
         return named

@@ -1,4 +1,4 @@
-"""Which GGUF file a user means by a path, a name or a part of a name."""
+"""Finds the GGUF file that a user means by a path, a name or a part of a name."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 class Model:
     """One model: a GGUF file, or the parts of a split set."""
 
-    path: Path  # the file to load: the first part
+    path: Path  # the first part is the file to load
     name: str
-    size: int  # of all parts
-    parts: tuple[Path, ...] = ()  # that are there
-    missing: tuple[str, ...] = ()  # names of parts that are not
+    size: int  # all parts together have it
+    parts: tuple[Path, ...] = ()  # those that are there
+    missing: tuple[str, ...] = ()  # the names of those that are not
 
     def check_complete(self) -> None:
         if self.missing:
@@ -35,7 +35,7 @@ class Model:
 
 
 def list_models(home: Home) -> list[Model]:
-    """The models in models/, split sets once and companions left out; built-in ones last."""
+    """Lists the models in models/, with split sets once, companions left out, and built-in ones last."""
     models: dict[Path, Model] = {}
     for path in sorted(home.models.rglob("*.gguf")):
         if path.is_file() and not is_companion(path.name):
@@ -55,7 +55,7 @@ def is_companion(name: str) -> bool:
 
 
 def find_model(home: Home, wanted: str) -> Model:
-    """By path, by exact name (with or without `.gguf`), or by a part of a name that only one model has. Complete."""
+    """Finds it by path, by exact name (with or without `.gguf`), or by a part of a name that only one model has."""
     model = _find(home, wanted)
     model.check_complete()
     return model

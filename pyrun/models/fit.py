@@ -1,4 +1,4 @@
-"""Whether a model fits, where its weights go, and what would fit if it does not. Pure: facts in, plan out."""
+"""Says whether a model fits, where its weights go, and what would fit if it does not. It is pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pyrun.models.facts import ModelFacts
 
 MIB = 1 << 20
 LEAST_CONTEXT = 4096
-# For the system: an eighth of RAM, within these. 6 GiB is enough for a desktop.
+# The system gets an eighth of RAM, within these. 6 GiB is enough for a desktop.
 LEAST_RESERVE, MOST_RESERVE = GIB, 6 * GIB
-# Left free on a graphics card for what others draw; of shared memory the system's part is taken off already.
+# This stays free on a graphics card for what others draw; of shared memory the system's part is taken off already.
 CARD_MARGIN, SHARED_MARGIN = GIB, GIB // 2
 SCRATCH = 128 * MIB
 
-# Bits per weight, as files of each kind come out; best first.
+# Files of each kind come out at so many bits per weight; the best comes first.
 QUANTISATIONS = {
     "BF16": 16.0, "Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_M": 5.7, "Q4_K_M": 4.9, "IQ4_XS": 4.3, "Q3_K_M": 3.9, "IQ3_XXS": 3.2,
     "Q2_K": 2.9, "IQ2_XXS": 2.2,
@@ -27,8 +27,8 @@ QUANTISATIONS = {
 class Memory:
     """What a model may take. On a machine whose graphics share RAM, `both` is less than the sum."""
 
-    gpu: int  # 0: no graphics are used
-    ram: int  # beside what graphics hold
+    gpu: int  # 0 where no graphics are used
+    ram: int  # what it may take beside what graphics hold
     both: int
     gpu_text: str  # how `gpu` is made up
     text: str  # how `both` is made up
@@ -56,7 +56,7 @@ def memory_for(machine: Machine, backend: str) -> Memory:
 
 @dataclass(frozen=True)
 class Shape:
-    """What of the settings takes memory."""
+    """The settings that take memory."""
 
     context: int
     type_k: str
@@ -81,17 +81,17 @@ class Need:
 
 def need(facts: ModelFacts, shape: Shape) -> Need:
     cache = facts.kv_bytes(shape.context, shape.type_k, shape.type_v, shape.ubatch, shape.slots)
-    # A batch's logits, its attention mask, and a few dozen rows of activations.
+    # A batch needs its logits, its attention mask, and a few dozen rows of activations.
     per_token = 4 * facts.vocabulary + 4 * min(shape.context, 1 << 20) + 64 * facts.embedding
     return Need(facts.weights, cache, SCRATCH + shape.ubatch * per_token)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the weights go; None: the server's choice stands (no graphics)."""
+    """Where the weights go. Without graphics, it is None: the server's choice stands."""
 
-    gpu_layers: str | None  # "all" or a number
-    cpu_experts: int = 0  # layers whose experts stay in RAM
+    gpu_layers: str | None  # it is "all" or a number
+    cpu_experts: int = 0  # the experts of so many layers stay in RAM
     why: str = ""
 
 
@@ -123,7 +123,7 @@ def fits(wanted: Need, memory: Memory) -> bool:
 
 
 def largest_context(facts: ModelFacts, shape: Shape, memory: Memory) -> int:
-    """The largest multiple of 1024 that fits, 0 for none."""
+    """Finds the largest multiple of 1024 that fits, and gives 0 where none does."""
     low, high = 0, max(LEAST_CONTEXT, facts.context or shape.context) // 1024
     while low < high:
         middle = (low + high + 1) // 2
@@ -135,7 +135,7 @@ def largest_context(facts: ModelFacts, shape: Shape, memory: Memory) -> int:
 
 
 def largest_quantisation(facts: ModelFacts, shape: Shape, memory: Memory) -> str | None:
-    """The best one of this model that would fit at this context, smaller than what it is now."""
+    """Finds the best one of this model that would fit at this context, and that is smaller than what it is now."""
     wanted = need(facts, shape)
     room = memory.both - wanted.cache - wanted.compute
     if not facts.parameters:

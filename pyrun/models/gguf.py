@@ -18,15 +18,15 @@ from pyrun.errors import UserError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-KEPT_ELEMENTS = 4096  # of an array of numbers: one for each layer, and room to spare
-MOST_ENTRIES = 1 << 20  # more keys or tensors than any model has
+KEPT_ELEMENTS = 4096  # so many of an array of numbers are kept: one for each layer, and room to spare
+MOST_ENTRIES = 1 << 20  # no model has more keys or tensors
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_BEYOND = (struct.error, IndexError, OverflowError)  # a length or an offset that leads out of the file
+_BEYOND = (struct.error, IndexError, OverflowError)  # a length or an offset leads out of the file
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
-# Type of a tensor -> name, values per block, bytes per block.
+# The type of a tensor has a name, values per block, and bytes per block.
 TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -76,7 +76,7 @@ class BrokenModelError(UserError):
 class Tensor:
     name: str
     elements: int
-    bytes: int  # 0 where the type is not known here
+    bytes: int  # it is 0 where the type is not known here
     type: str
 
 
@@ -98,7 +98,7 @@ class Gguf:
 
 
 def read_gguf(path: Path) -> Gguf:
-    """Raises BrokenModelError for what is no GGUF file, is cut off or contradicts itself."""
+    """Reads one file. It raises BrokenModelError for what is no GGUF file, is cut off or contradicts itself."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -125,7 +125,7 @@ def _read(path: Path, data: mmap.mmap, size: int) -> Gguf:
     try:
         metadata, tensors, data_start = _Reader(data, quick=True).read()
         if _end(tensors, data_start) > size:
-            raise _MalformedError  # a wrong step could look like this: look again, exactly
+            raise _MalformedError  # a wrong step could look like this, so it is looked at again, exactly
     except (_MalformedError, *_BEYOND, UnicodeDecodeError):
         try:
             metadata, tensors, data_start = _Reader(data, quick=False).read()
@@ -144,7 +144,7 @@ class _MalformedError(Exception):
 
 
 def _end(tensors: list[tuple[Tensor, int]], data_start: int) -> int:
-    """Where the last tensor ends."""
+    """The last tensor ends there."""
     return max((data_start + offset + tensor.bytes for tensor, offset in tensors), default=0)
 
 

@@ -1,6 +1,6 @@
-"""The hub that models are downloaded from: what a repository holds, a search, and a part of a file.
+"""Asks the hub that models are downloaded from: what a repository holds, a search, and a part of a file.
 
-Wraps huggingface_hub: its session, addresses, token and errors. Its own download is not used, because the pinned
+It wraps huggingface_hub: its session, addresses, token and errors. Its own download is not used, because the pinned
 version throws an unfinished file away when it is interrupted: what comes from here is a stream, and
 pyrun.models.download keeps what arrived. Plain HTTP is enough; the hub serves its newer storage (xet) that way too.
 HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE mean what they mean elsewhere.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-# Read at the import below. Without it, the library asks the hub for a list of AI tools and looks for them here.
+# This is read at the import below. Without it, the library asks the hub for a list of AI tools and looks for them here.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 import httpx2
@@ -53,10 +53,10 @@ class HubTrouble(UserError):
 
 @dataclass(frozen=True)
 class RemoteFile:
-    path: str  # in the repository, with /
+    path: str  # it is that in the repository, with /
     size: int
-    sha256: str | None  # of files in large-file storage, which GGUF files nearly always are
-    git_oid: str | None  # of the others: sha1 with git's header
+    sha256: str | None  # files in large-file storage have it, and GGUF files nearly always are there
+    git_oid: str | None  # the others have it: sha1 with git's header
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Stream:
 
 class Hub:
     def __init__(self) -> None:
-        # Set to nothing, it means the public hub, as if it were not set.
+        # Where it is set to nothing, it means the public hub, as if it were not set.
         self.endpoint = (os.environ.get("HF_ENDPOINT") or constants.HUGGINGFACE_CO_URL_HOME).rstrip("/")
         if not os.environ.get("HF_HUB_VERBOSITY") and not constants.HF_DEBUG:
             hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # what matters is said by us, once
@@ -103,7 +103,7 @@ class Hub:
             )
 
     def search(self, words: str, limit: int) -> list[Repository]:
-        """The repositories with GGUF files whose name has the words, most downloaded first, with their files' sizes."""
+        """Finds repositories with GGUF files whose name has the words, most downloaded first, and their files' size."""
         params: dict[str, str | int] = {"search": words, "filter": "gguf", "sort": "downloads", "limit": limit}
         with self._explained(words), self._understood():
             response = get_session().get(
@@ -125,11 +125,11 @@ class Hub:
         except HubTrouble:
             raise
         except UserError:
-            return None  # gone or closed since the search
+            return None  # it is gone or closed since the search
 
     @contextmanager
     def open(self, repository: Repository, file: RemoteFile, start: int, stop: int) -> Iterator[Stream]:
-        """Bytes [start, stop) of the file, for as long as the connection holds. Raises HubTrouble where it does not."""
+        """Streams bytes [start, stop) of the file for as long as the connection holds, and raises HubTrouble else."""
         url = hf_hub_url(repository.id, file.path, revision=repository.commit, endpoint=self.endpoint)
         headers = self._headers() | {"Accept-Encoding": "identity"}
         if start > 0 or stop < file.size:
@@ -142,7 +142,7 @@ class Hub:
                 with self._understood():
                     hf_raise_for_status(response)
             begin = _check_length(response, file, start)
-            yield Stream(begin, response.iter_bytes())  # as they come: a larger chunk dies with the connection
+            yield Stream(begin, response.iter_bytes())  # not gathered: a larger chunk dies with the connection
 
     def _headers(self) -> dict[str, str]:
         headers: dict[str, str] = build_hf_headers(library_name="llama-run", library_version=version())
@@ -176,7 +176,7 @@ class Hub:
 
     @contextmanager
     def _understood(self) -> Iterator[None]:
-        """An answer that is no JSON, or has other fields than a hub's."""
+        """Refuses an answer that is no JSON, or has other fields than a hub's."""
         try:
             yield
         except HfHubHTTPError:
@@ -249,7 +249,7 @@ class Hub:
 
 
 def _remote_file(sibling: Any) -> RemoteFile | None:
-    """None for what has no size, or a name that must not become a path here."""
+    """It is None for what has no size, or a name that must not become a path here."""
     path, lfs = str(sibling.rfilename), sibling.lfs
     size = lfs.size if lfs is not None else sibling.size
     parts = path.split("/")
@@ -265,7 +265,7 @@ def _hex(digest: object, length: int) -> str | None:
 
 
 def _check_length(response: httpx2.Response, file: RemoteFile, start: int) -> int:
-    """Where the answer begins; refuses one that belongs to a file of another size."""
+    """Finds where the answer begins, and refuses one that belongs to a file of another size."""
     ranged = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
     length = response.headers.get("Content-Length")
     if response.status_code == 206 and ranged is not None:

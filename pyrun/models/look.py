@@ -1,4 +1,4 @@
-"""Reading models: GGUF heads of whole sets, with one clear message for each way a set can be broken."""
+"""Reads models: GGUF heads of whole sets, with one clear message for each way a set can be broken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Seen:
 
 
 def look(model: Model) -> ModelFacts:
-    """Raises UserError for a set that no server can load."""
+    """Reads a whole set, and raises UserError for one that no server can load."""
     model.check_complete()
     facts = model_facts(model.name, [read_gguf(part) for part in model.parts])
     if facts.is_companion:
@@ -41,14 +41,14 @@ def see(model: Model) -> Seen:
 
 
 def see_models(home: Home) -> list[Seen]:
-    """All in models/, read at once: on a slow disk they wait for it together."""
+    """All in models/ are read at once: on a slow disk they wait for it together."""
     models = list_models(home)
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(see, models))
 
 
 def companions(home: Home, seen: list[Seen]) -> list[Path]:
-    """By their names, and files with other names that say they are."""
+    """Some are known by their names, and files with other names say that they are."""
     named = list_companions(home)
     told = [
         s.model.path for s in seen if isinstance(s.problem, BrokenModelError) and "is a companion" in s.problem.reason

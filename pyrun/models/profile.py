@@ -1,4 +1,4 @@
-"""The settings that suit a model on a machine, each with its reason. Pure: facts, machine and wishes in, profile out.
+"""Chooses the settings that suit a model on a machine, each with its reason. It is pure.
 
 The user's word comes first everywhere: what stands behind `--`, our own --ctx, and llama-server's own variables are
 kept, and the rest is worked out around them.
@@ -27,14 +27,14 @@ from pyrun.models.fit import (
 )
 from pyrun.server.words import spelled
 
-LARGE, MEDIUM = 15 * GIB, 10 * GIB  # dense models: above these
+LARGE, MEDIUM = 15 * GIB, 10 * GIB  # dense models above these are large, or of medium size
 LONG, SHORT = 65536, 32768
-USEFUL_CONTEXT = 16384  # agents begin with that much
+USEFUL_CONTEXT = 16384  # agents begin with that many tokens
 SPACING = 8192
-DEFAULT_UBATCH, DEFAULT_SLOTS, DEFAULT_CHECKPOINTS = 512, 4, 32  # llama-server's own
+DEFAULT_UBATCH, DEFAULT_SLOTS, DEFAULT_CHECKPOINTS = 512, 4, 32  # they are llama-server's own
 GFX1103 = "gfx1103"
 
-# Setting -> how llama-server spells it, and its variable. The first spelling is the one we use.
+# llama-server spells a setting so, and has a variable for it. The first spelling is the one we use.
 SPELLINGS: dict[str, tuple[tuple[str, ...], str]] = {
     "context": (("--ctx-size", "-c"), "LLAMA_ARG_CTX_SIZE"),
     "k cache": (("--cache-type-k", "-ctk"), "LLAMA_ARG_CACHE_TYPE_K"),
@@ -63,7 +63,7 @@ class Setting:
     name: str
     value: str
     why: str
-    flags: tuple[str, ...] = ()  # none where llama-server does so anyway, or the user has said it
+    flags: tuple[str, ...] = ()  # there are none where llama-server does so anyway, or the user has said it
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Profile:
 
     @property
     def context(self) -> int | None:
-        """To be given with --ctx-size; None where the user has said it."""
+        """It is to be given with --ctx-size, and None where the user has said it."""
         return next((int(s.value) for s in self.settings if s.name == "context" and s.flags), None)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """All but the context, which the launcher has a flag of its own for."""
+        """They are all but the context, which the launcher has a flag of its own for."""
         return tuple(word for s in self.settings if s.name != "context" for word in s.flags)
 
     def value(self, name: str) -> str | None:
@@ -90,7 +90,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user has said: setting -> value."""
+    """The values of those settings that the user has decided."""
 
     values: Mapping[str, str]
     sources: Mapping[str, str]
@@ -121,7 +121,7 @@ def read_wishes(ctx: int | None, extra: tuple[str, ...], environment: Mapping[st
 def choose_profile(
     facts: ModelFacts, machine: Machine, backend: str, wishes: Wishes, *, has_ssd_cache: bool = True
 ) -> Profile:
-    """Raises UserError with the numbers where the model cannot fit."""
+    """Chooses all settings, and raises UserError with the numbers where the model cannot fit."""
     return _Chooser(facts, machine, backend, wishes).choose(has_ssd_cache)
 
 
@@ -151,17 +151,17 @@ class _Chooser:
         return Profile(self.facts, self.backend, tuple(self.settings), wanted, self.memory)
 
     def _add(self, name: str, value: str, why: str, flags: tuple[str, ...] | None = None) -> None:
-        """flags: None for the setting's own with the value."""
+        """`flags` are None where the setting's own goes with the value."""
         if name in self.wishes.values:
             self.settings.append(Setting(name, self.wishes.values[name], f"you said so: {self.wishes.sources[name]}"))
         else:
             chosen = (SPELLINGS[name][0][0], value) if flags is None else flags
             self.settings.append(Setting(name, value, why, chosen))
 
-    # What is known to work, by kind of model.
+    # These are known to work, by kind of model.
 
     def _batches(self) -> int:
-        """The ubatch that will be used."""
+        """Gives the ubatch that will be used."""
         is_handheld = self.machine.tier == "handheld" and self.backend != "cpu"
         locks_up = self.backend != "cpu" and any(gpu.gfx == GFX1103 for gpu in self.machine.gpus)
         ubatch = DEFAULT_UBATCH
@@ -178,7 +178,7 @@ class _Chooser:
         return self.wishes.number("ubatch") or ubatch
 
     def _targets(self) -> tuple[int, list[str], str]:
-        """Context, cache types from the first choice to the last resort, and the reason."""
+        """Gives the context, cache types from the first choice to the last resort, and the reason."""
         size = self.facts.weights
         handheld = self.machine.tier == "handheld"
         if self.facts.is_recurrent:
@@ -204,7 +204,7 @@ class _Chooser:
         kinds = [(kind, kind) for kind in types]
         given = tuple(self.wishes.values.get(name, "") for name in ("k cache", "v cache"))
         if any(given):
-            # As the user says; what is left open is the server's default, so that the two do not surprise each other.
+            # The user decides; what is left open is the server's default, so that the two do not surprise each other.
             pair = tuple(kind if kind in CACHE_TYPES else "f16" for kind in given)
             kinds = [(pair[0], pair[1])]
         if self.facts.source != "metadata":
@@ -218,7 +218,7 @@ class _Chooser:
     def _candidates(
         self, contexts: list[int], kinds: list[tuple[str, str]], ubatch: int
     ) -> Iterator[tuple[Shape, int]]:
-        """Each with the memory it has to fit into, the best first: all on the graphics card with a context of use, then
+        """The best comes first, each with the memory it has to fit into: all on the card with a context of use, then
         wherever it fits; q4_0, which is seen in the answers, and short contexts only where nothing else does."""
         useful = [context for context in contexts if context >= USEFUL_CONTEXT] or contexts
         fine = [kind for kind in kinds if "q4_0" not in kind] or kinds
@@ -244,7 +244,7 @@ class _Chooser:
         return shape
 
     def _unknown(self, ubatch: int, asked: int | None, kinds: tuple[str, str]) -> Shape:
-        """Nothing but a name: the model's own context, and nothing that could be wrong."""
+        """Nothing but a name is known: the model's own context is taken, and nothing that could be wrong."""
         if asked:
             self._add("context", str(asked), "")
         return Shape(asked or LEAST_CONTEXT, *kinds, ubatch, self.slots)
@@ -275,7 +275,7 @@ class _Chooser:
     def _checkpoints(self, shape: Shape, left: int) -> None:
         one = self.facts.checkpoint_bytes(shape.type_k, shape.type_v)
         if one:
-            # They lie in RAM, for every slot: a quarter of what the model leaves; the SSD cache has more of them.
+            # They lie in RAM, for every slot, and get a quarter of what the model leaves; the SSD cache has more.
             count = min(DEFAULT_CHECKPOINTS, max(2, left // 4 // (one * self.slots)))
             kind = "recurrent state" if self.facts.recurrent_layers else "window"
             self._add("checkpoints", str(count), f"{one / MIB:.0f} MiB each: the {kind} cannot be cut back")
@@ -293,7 +293,7 @@ class _Chooser:
             self._add("reasoning", "deepseek", "its template has thoughts: they go to reasoning_content")
 
     def _loading(self, placement: Placement) -> None:
-        """Locked in RAM where that is allowed for all of it; only what stays in RAM gains by it."""
+        """Weights are locked in RAM where that is allowed for all of it; only what stays in RAM gains by it."""
         limit = self.machine.memlock
         if placement.gpu_layers == "all" and not placement.cpu_experts:
             self._add("loading", "mmap", "nothing of it stays in RAM", ())
@@ -304,7 +304,7 @@ class _Chooser:
             self._add("loading", "mmap", why, ())
 
     def _cache(self, left: int) -> None:
-        """An eighth of RAM, less where the model leaves less."""
+        """It gets an eighth of RAM, and less where the model leaves less."""
         default = self.machine.ram // 8
         if self.facts.source == "metadata" and left // 2 < default:
             size = max(256, left // 2 // MIB)
@@ -314,6 +314,6 @@ class _Chooser:
 
 
 def _steps(target: int) -> list[int]:
-    """65536, 32768 ... down to the least that is of use; a model's odd length first, where that is the target."""
+    """They go down by halves to the least that is of use; a model's odd length is first, where that is the target."""
     powers = [1 << n for n in range(20, 11, -1)]
     return [target, *(power for power in powers if LEAST_CONTEXT <= power < target)]

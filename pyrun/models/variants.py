@@ -1,4 +1,4 @@
-"""What a repository offers: its GGUF files as whole models, one for each quantisation, and which one a user means."""
+"""Sorts what a repository offers into whole models, one for each quantisation, and finds the one a user means."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MMPROJ_ORDER = ("F16", "BF16", "Q8_0", "F32")
 class Variant:
     """One model of a repository: a file, or all parts of a split set in their order."""
 
-    name: str  # path in the repository, without part number and ending
-    quant: str  # "" where the name tells none
+    name: str  # the path in the repository, without part number and ending
+    quant: str  # it is "" where the name tells none
     files: tuple[RemoteFile, ...]
 
     @property
@@ -37,9 +37,9 @@ class Variant:
 class Offer:
     """What can be downloaded from a repository."""
 
-    models: tuple[Variant, ...]  # smallest first
-    projectors: tuple[Variant, ...]  # mmproj files, the usual choice first
-    incomplete: tuple[str, ...]  # split sets with parts missing on the hub
+    models: tuple[Variant, ...]  # the smallest comes first
+    projectors: tuple[Variant, ...]  # mmproj files, of which the usual choice comes first
+    incomplete: tuple[str, ...]  # split sets of which parts are missing on the hub
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _rank(quant: str) -> int:
 
 
 def match(models: Sequence[Variant], wanted: str) -> Match:
-    """Those of exactly the wanted quantisation or file name; else the nearest of its family; else none.
+    """Finds those of exactly the wanted quantisation or file name, else the nearest of its family, else none.
 
     The family of Q4_K_M is what differs in the last letter only: Q4_K_S, Q4_K_L, UD-Q4_K_XL. A Q4_0 is another kind
     of number with other kernels, and is not in it. `Q4_K` and `Q4` name the family itself.
@@ -99,14 +99,14 @@ def match(models: Sequence[Variant], wanted: str) -> Match:
     for variant in models:
         family, size = _family(variant.quant)
         if variant.quant and family in families:
-            # The nearest first, the smaller of two, then what is spelled as it was asked.
+            # The nearest comes first, of two the smaller, then what is spelled as it was asked.
             is_other = _prefix(variant.quant) != _prefix(wanted)
             near[families.index(family), abs(size - middle), size > middle, is_other].append(variant)
     return Match(tuple(near[min(near)]) if near else (), False)
 
 
 def _plain(quant: str) -> str:
-    """Without the uploader's prefix: UD-Q4_K_XL -> Q4_K_XL."""
+    """Takes the uploader's prefix off: UD-Q4_K_XL becomes Q4_K_XL."""
     return spelled(quant).removeprefix("UD-").removeprefix("i1-")
 
 
@@ -115,12 +115,12 @@ def _prefix(quant: str) -> str:
 
 
 def _is_bits(family: str) -> bool:
-    """Q4 or IQ3: the number of bits and nothing else."""
+    """Q4 and IQ3 say the number of bits and nothing else."""
     return re.fullmatch(r"(I|T)?Q\d", family) is not None
 
 
 def _family(quant: str) -> tuple[str, int]:
-    """Q4_K_S -> (Q4_K, 2). Where no size is named, the middle one is meant."""
+    """Q4_K_S becomes (Q4_K, 2). Where no size is named, the middle one is meant."""
     head, _, tail = _plain(quant).rpartition("_")
     if head and tail in SIZES:
         return head, SIZES.index(tail)

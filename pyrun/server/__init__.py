@@ -1,1 +1,1 @@
-"""Starting llama-server and keeping it alive."""
+"""llama-server is started and kept alive here."""

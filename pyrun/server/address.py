@@ -1,5 +1,5 @@
-"""Where the server will be found, and with which key: what stands behind `--` wins, then our flags, then the server's
-own variables. Pure but for reading a file of keys."""
+"""Says where the server will be found, and with which key: what stands behind `--` wins, then our flags, then the
+server's own variables. It is pure, but for reading a file of keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyrun.server.words import value_of
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 9090
-# llama-server's own variables.
+# These are llama-server's own variables.
 HOST_VARIABLE, PORT_VARIABLE, PREFIX_VARIABLE = "LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "LLAMA_ARG_API_PREFIX"
 KEY_VARIABLE, KEY_FILE_VARIABLE = "LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE"
 CERTIFICATE_VARIABLES = ("LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE")
@@ -24,7 +24,7 @@ ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 @dataclass(frozen=True)
 class Address:
-    host: str = DEFAULT_HOST  # as llama-server takes it: one, or several with commas between
+    host: str = DEFAULT_HOST  # llama-server takes one, or several with commas between
     port: int = DEFAULT_PORT
     prefix: str = ""
     is_encrypted: bool = False
@@ -35,7 +35,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """Where a client on this machine finds the server."""
+        """A client on this machine finds the server there."""
         first = next(host for host in self.hosts if not _is_socket(host))
         host = ANY.get(first, first)
         bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -43,12 +43,12 @@ class Address:
 
     @property
     def open_hosts(self) -> list[str]:
-        """Those that other machines may reach."""
+        """Other machines may reach these."""
         return [host for host in self.hosts if not is_loopback(host)]
 
 
 def choose_address(host: str | None, port: int | None, extra: Sequence[str], environment: Mapping[str, str]) -> Address:
-    """host, port: our own flags. Raises UserError for what the launcher could not watch."""
+    """`host` and `port` are our own flags. What the launcher could not watch raises UserError."""
     named = str(port) if port is not None else environment.get(PORT_VARIABLE)
     prefix = value_of(extra, "--api-prefix")
     address = Address(
@@ -77,7 +77,7 @@ def _is_encrypted(extra: Sequence[str], environment: Mapping[str, str]) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine finds a server there."""
+    """Says whether only this machine finds a server there."""
     name = host.lower().removeprefix("[").removesuffix("]")
     return name in ("localhost", "::1") or name.startswith("127.") or _is_socket(host)
 
@@ -88,11 +88,11 @@ def _is_socket(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Key:
-    """One that the server will take, for our own questions to it."""
+    """One that the server will take, which our own questions to it need."""
 
     value: str
-    in_shell: str  # how a command line gives it, within double quotes: one that is kept elsewhere is not shown
-    is_shown: bool = False  # by `in_shell`
+    in_shell: str  # a command line gives it so, within double quotes: one that is kept elsewhere is not shown
+    is_shown: bool = False  # `in_shell` shows it
 
 
 def find_key(extra: Sequence[str], environment: Mapping[str, str]) -> Key | None:
@@ -120,7 +120,7 @@ def _first(keys: Sequence[str]) -> str | None:
 
 
 def _lines(file: Path) -> list[str]:
-    """Without comments, as llama-server reads it."""
+    """Leaves out comments, as llama-server does."""
     try:
         return [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Questions to a running server."""
+"""Puts questions to a running server."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NOT_OURS = "is it a server of llama-run?"
 
 
 def server_url(given: str) -> str:
-    """As a person writes it: without http:// that is meant."""
+    """A person may leave http:// out, which is meant then."""
     return given if "://" in given else f"http://{given}"
 
 
 @contextmanager
 def unverified() -> Iterator[None]:
-    """No warning about verify=False, which is for servers that we started ourselves, on this machine: their certificate
-    is for the names that others call them by."""
+    """Keeps quiet about verify=False, which is for servers that we started ourselves, on this machine: their
+    certificate is for the names that others call them by."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InsecureRequestWarning)
         yield
@@ -35,7 +35,7 @@ def unverified() -> Iterator[None]:
 
 @contextmanager
 def direct() -> Iterator[requests.Session]:
-    """For servers on this machine: a proxy would look for them on its own, and .netrc would replace our key."""
+    """Servers here are asked directly: a proxy would look for them on its own, and .netrc would replace our key."""
     with requests.Session() as session, unverified():
         session.trust_env = False
         yield session
@@ -48,13 +48,13 @@ def _session(url: str, verify: bool) -> Iterator[requests.Session]:
             yield session
         return
     with direct() as session:
-        # The only part of the environment that counts here, too: who signs certificates.
+        # One part of the environment counts here, too: who signs certificates.
         session.verify = verify and (os.environ.get("REQUESTS_CA_BUNDLE") or True)
         yield session
 
 
 def ask(url: str, path: str, key: str | None = None, *, post: object = None, verify: bool = True) -> Any:
-    """What the server answers, as JSON: to GET, or to POST of `post`."""
+    """Gives what the server answers, as JSON: to GET, or to POST of `post`."""
     url = server_url(url)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     method = "GET" if post is None else "POST"
@@ -76,7 +76,7 @@ def ask(url: str, path: str, key: str | None = None, *, post: object = None, ver
 
 
 def _reason(answer: requests.Response) -> str | None:
-    """What the server itself says, if the fault is in the request."""
+    """Gives what the server itself says, if the fault is in the request."""
     try:
         message = answer.json()["error"]["message"]
     except (ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""The exact llama-server command for a set of settings. Pure: settings in, arguments out."""
+"""Writes the exact llama-server command for a set of settings. It is pure: settings in, arguments out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyrun.server.words import has_flag
 
 CACHE_FLAG = "--cache-ssd"
 METADATA_FLAG = "--metadata-users"
-# llama-server's own.
+# These variables are llama-server's own.
 CACHE_VARIABLE, METADATA_VARIABLE, ALIAS_VARIABLE = "LLAMA_ARG_CACHE_SSD", "LLAMA_ARG_METADATA_USERS", "LLAMA_ARG_ALIAS"
 
 
@@ -21,11 +21,11 @@ class ServerSettings:
     model: Path
     address: Address = field(default_factory=Address)
     ctx: int | None = None
-    cache: str | None = None  # the folder of the SSD cache; None: the flag is left out
-    chat_template: Path | None = None  # where the model's own does not do
-    web_page: Path | None = None  # a folder to serve at /, where upstream's page is not built in
-    name: str | None = None  # of the model, for clients; None: what llama-server makes of its path
-    users_by_metadata: bool = True  # whether metadata.user_id of the Anthropic API tells users apart
+    cache: str | None = None  # the folder of the SSD cache; None leaves the flag out
+    chat_template: Path | None = None  # it is given where the model's own does not do
+    web_page: Path | None = None  # the folder to serve at /, where upstream's page is not built in
+    name: str | None = None  # clients know the model by it; None leaves it to llama-server, which takes its path
+    users_by_metadata: bool = True  # metadata.user_id of the Anthropic API tells users apart
     profile: tuple[str, ...] = ()  # flags that suit the model and the machine
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
 
@@ -53,8 +53,8 @@ def server_command(settings: ServerSettings) -> list[str]:
 def choose_cache(
     default: Path, chosen: Path | None, off: bool, extra: tuple[str, ...], environment: Mapping[str, str]
 ) -> str | None:
-    """The folder for --cache-ssd, None to leave the flag out. What stands behind `--` wins, then our flags, then the
-    server's own variable."""
+    """Gives the folder for --cache-ssd, None to leave the flag out. What stands behind `--` wins, then our flags, then
+    the server's own variable."""
     if has_flag(extra, CACHE_FLAG):
         return None
     if chosen is not None:

@@ -1,4 +1,4 @@
-"""The server's log: it holds words of prompts, so it is its owner's alone. A few of its lines are for a person to see.
+"""Keeps the server's log. It holds words of prompts, so it is its owner's alone; a few lines are for a person to see.
 
 A log is in use as long as the server that writes it lives: the lock on it is inherited with the open file, and the
 kernel gives it back when the last process that has it is gone.
@@ -17,7 +17,7 @@ from typing import BinaryIO
 from pyrun.errors import UserError
 
 OWN_FOLDER, OWN_FILE = 0o700, 0o600
-# What the server says when the cache stops keeping state, and when it goes on; colours and the time may stand before.
+# The server says this when the cache stops keeping state, and when it goes on; colours and the time may stand before.
 NOTICE = re.compile(r"(?:[\d.]+ )?(?:W )?cache: (not storing: .+|storing again)")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -38,7 +38,7 @@ def rotate(log: Path) -> None:
             "stop it, or wait until it has ended, or give this one another --port",
         )
     for old in logs_in(log.parent):
-        with contextlib.suppress(OSError):  # another user's, whom it is left to, or gone
+        with contextlib.suppress(OSError):  # it is another user's, whom it is left to, or gone
             old.chmod(OWN_FILE)  # earlier versions left them open to others
     with _explained(log):
         if log.exists():
@@ -46,14 +46,14 @@ def rotate(log: Path) -> None:
 
 
 def open_log(log: Path) -> BinaryIO:
-    """To write at its end."""
+    """Opens it, to write at its end."""
     with _explained(log):
         log.parent.mkdir(mode=OWN_FOLDER, parents=True, exist_ok=True)
         if log.parent.stat().st_uid == os.getuid():
             with contextlib.suppress(OSError):
                 log.parent.chmod(OWN_FOLDER)  # earlier versions left it open to others
         file = os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWN_FILE), "ab")
-    with contextlib.suppress(OSError):  # a file system without locks
+    with contextlib.suppress(OSError):  # a file system may have no locks
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return file
 
@@ -67,12 +67,12 @@ def _explained(log: Path) -> Iterator[None]:
 
 
 def idle_logs(folder: Path) -> list[Path]:
-    """Those that no running server writes."""
+    """Finds those that no running server writes."""
     return [log for log in logs_in(folder) if not _is_in_use(log, if_unknown=True)]
 
 
 def _is_in_use(log: Path, if_unknown: bool) -> bool:
-    """if_unknown: the answer where it cannot be told, such as on a file system without locks."""
+    """`if_unknown` is the answer where it cannot be told, such as on a file system without locks."""
     try:
         with log.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -91,7 +91,7 @@ class Follower:
         self._at = log.stat().st_size
 
     def notices(self) -> Iterator[str]:
-        """New lines about the cache that a person should see."""
+        """Gives new lines about the cache that a person should see."""
         with contextlib.suppress(OSError), self._log.open("rb") as file:
             if os.fstat(file.fileno()).st_size < self._at:
                 self._at = 0  # somebody emptied it

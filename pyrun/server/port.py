@@ -1,4 +1,4 @@
-"""Whether the address can be had, and who has it if not. Looks only; never touches a foreign process."""
+"""Says whether the address can be had, and who has it if not. It only looks, and touches no foreign process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_port(host: str, port: int) -> None:
             f"{host} is not an address of this machine: {error.strerror}", "use --host 127.0.0.1"
         ) from error
     with socket.socket(address[0], socket.SOCK_STREAM) as probe:
-        # As the server does: an old connection that lingers is no reason to refuse.
+        # It does as the server does: an old connection that lingers is no reason to refuse.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address[4])

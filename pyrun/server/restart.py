@@ -1,4 +1,4 @@
-"""When a crashed server is started again, and when that is given up. Pure: crash times in, decision out."""
+"""Decides whether a crashed server is started again, and when. It is pure: crash times in, decision out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GiveUp:
 
 
 def after_crash(crashes: Sequence[float], now: float) -> Restart | GiveUp:
-    """crashes: times of all crashes so far, the newest included. The delay doubles with each recent one."""
+    """`crashes` are the times of all crashes so far, the newest included. The delay doubles with each recent one."""
     recent = [t for t in crashes if now - t < WINDOW_SECONDS]
     if len(recent) >= MAX_CRASHES:
         return GiveUp(len(recent))

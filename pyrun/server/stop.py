@@ -1,4 +1,4 @@
-"""How long a server that was asked to end is waited for. The policy is pure: times in, decision out."""
+"""Decides how long a server that was asked to end is waited for. The policy is pure: times in, decision out."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import psutil
 QUIET_SECONDS = 30.0
 # Saving is worth waiting for, but not for ever: what is not on disk by then is evaluated again.
 LONGEST_SECONDS = 120.0
-# Before that, a person need not hear of it.
+# A person need not hear of it earlier.
 MENTION_SECONDS = 2.0
 
 
 def is_overdue(
     asked: float, last_write: float, now: float, quiet: float = QUIET_SECONDS, longest: float = LONGEST_SECONDS
 ) -> bool:
-    """Whether to kill it: neither ended nor wrote for so long, or writes for longer than anyone wants to wait."""
+    """It is to be killed if it neither ended nor wrote for so long, or writes for longer than anyone wants to wait."""
     return now - max(asked, last_write) >= quiet or now - asked >= longest
 
 
 class Writing:
-    """Whether a process is writing to disk, as far as the system tells."""
+    """Tells whether a process is writing to disk, as far as the system does."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._written = self._bytes()
 
     def is_seen(self) -> bool:
-        """Since the last call, or just now. True where the system does not say: better to wait than to lose state."""
+        """It wrote since the last call, or does just now. Where the system is silent, waiting is safer."""
         written = self._bytes()
         if written is None or written != self._written:
             self._written = written
@@ -38,11 +38,11 @@ class Writing:
 
     def _bytes(self) -> int | None:
         try:
-            # As the process hands them over: what the disk is given is not counted on every file system.
+            # Bytes count as the process hands them over: what the disk is given is not counted on every file system.
             return int(psutil.Process(self._pid).io_counters().write_chars)
-        except AttributeError:  # not counted on this system
+        except AttributeError:  # this system does not count them
             return None
-        except psutil.Error:  # gone, or not ours to look at
+        except psutil.Error:  # the process is gone, or not ours to look at
             return 0
 
     def _waits_for_disk(self) -> bool:

@@ -1,4 +1,4 @@
-"""The one owner of llama-server's life: starts it, waits for health, restarts it after a crash, stops it.
+"""Is the one owner of llama-server's life: starts it, waits for health, restarts it after a crash, stops it.
 
 It signals only the process it started itself. The policy of restarts is in restart.py; what is shown is the
 caller's, through the Listener. Now and then it looks into the log for what a person should hear.
@@ -29,7 +29,7 @@ from pyrun.server.stop import LONGEST_SECONDS, MENTION_SECONDS, QUIET_SECONDS, W
 from pyrun.server.words import without_secrets
 
 POLL_SECONDS = 0.1
-LOOK_SECONDS = 5.0  # between two looks into the log
+LOOK_SECONDS = 5.0  # so long it waits between two looks into the log
 # A wrapper that passes Ctrl-C on sends it twice, within milliseconds; a person who means it takes longer.
 TWICE_SECONDS = 0.1
 SHOWN_LINES = 20
@@ -38,12 +38,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 class State(enum.Enum):
-    STARTING = "starting"  # process runs, not healthy yet
-    READY = "ready"  # answers requests
-    BACKOFF = "backoff"  # crashed, waiting to start again
-    STOPPING = "stopping"  # signal sent, waiting for the end
-    SAVING = "saving"  # still waiting, because it writes to disk
-    STOPPED = "stopped"  # ended as asked; the detail says what was not
+    STARTING = "starting"  # the process runs, and is not healthy yet
+    READY = "ready"  # it answers requests
+    BACKOFF = "backoff"  # it crashed, and waits to start again
+    STOPPING = "stopping"  # the signal is sent, and the end is waited for
+    SAVING = "saving"  # the end is still waited for, because it writes to disk
+    STOPPED = "stopped"  # it ended as asked; the detail says what did not
 
 
 class Listener(Protocol):
@@ -57,7 +57,7 @@ class Watched:
     command: Sequence[str]
     health_url: str
     log: Path
-    stop_seconds: float = QUIET_SECONDS  # without writing
+    stop_seconds: float = QUIET_SECONDS  # so long it may go without writing
     longest_stop_seconds: float = LONGEST_SECONDS
 
 
@@ -65,11 +65,11 @@ class Supervisor:
     """Runs in the main thread; `stop` and `interrupt` may be called from a signal handler or another thread."""
 
     def __init__(self, watched: Watched, listener: Listener, hear: Callable[[str], None] = lambda notice: None) -> None:
-        """hear: is given the lines of the log that a person should see."""
+        """`hear` is given the lines of the log that a person should see."""
         self._watched = watched
         self._listener = listener
         self._hear = hear
-        # Plain values: an Event takes a lock, and a signal handler that wants it while wait() has it hangs for ever.
+        # They are plain values: an Event takes a lock, and a signal handler that wants it while wait() has it hangs.
         self._asked: float | None = None  # when the end was asked for
         self._hurried = False
         self._end = ""
@@ -107,7 +107,7 @@ class Supervisor:
         self._tell(State.STOPPED, self._end)
 
     def _tell(self, state: State, detail: str) -> None:
-        """At the end, when the terminal may be gone."""
+        """Tells the listener. At the end, the terminal may be gone."""
         with contextlib.suppress(OSError):
             self._listener(state, detail)
 
@@ -134,7 +134,7 @@ class Supervisor:
         self._listener(State.STARTING, f"pid {self._process.pid}")
 
     def _watch(self) -> int | None:
-        """Until the process ends (its code) or a stop is asked for (None)."""
+        """Returns when the process ends, with its code, or when a stop is asked for, with None."""
         assert self._process is not None
         ready = False
         while True:
@@ -233,14 +233,14 @@ def _describe(code: int) -> str:
 
 
 def end_with_parent(parent: int) -> Callable[[], None] | None:
-    """For the child: the kernel sends it SIGTERM when its parent dies, even by kill -9. Linux only."""
+    """The kernel sends the child SIGTERM when its parent dies, even by kill -9. Only Linux does so."""
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)  # loaded here: nothing may be loaded between fork and exec
+    libc = ctypes.CDLL(None)  # it is loaded here, as nothing may be loaded between fork and exec
 
     def in_child() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died in between
+        if os.getppid() != parent:  # the parent died in between
             os._exit(1)
 
     return in_child

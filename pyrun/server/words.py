@@ -1,4 +1,4 @@
-"""Flags behind `--`, found as llama-server itself finds them."""
+"""Finds flags behind `--` as llama-server itself finds them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def has_flag(words: Sequence[str], *flags: str) -> bool:
 
 
 def value_of(words: Sequence[str], *flags: str) -> str | None:
-    """As the server reads it: the last one counts. `--flag=value` is none, because the server refuses that form."""
+    """The last one counts, as for the server. `--flag=value` is none, because the server refuses that form."""
     found = [value for word, value in itertools.pairwise(words) if spelled(word) in flags]
     return found[-1] if found else None
 
@@ -24,6 +24,6 @@ def spelled(word: str) -> str:
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """For a log: what follows a flag that takes a secret is left out."""
+    """A log gets these: what follows a flag that takes a secret is left out."""
     before = ["", *words[:-1]]
     return ["***" if spelled(flag) in SECRETS else word for flag, word in zip(before, words, strict=True)]

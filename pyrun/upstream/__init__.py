@@ -1,1 +1,1 @@
-"""The pinned llama.cpp: fetching it, checking it, patching it."""
+"""The pinned llama.cpp is fetched, checked and patched here."""

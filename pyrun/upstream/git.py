@@ -1,4 +1,4 @@
-"""Calling git on the source tree, deaf to the user's own settings and to the repository around it."""
+"""Calls git on the source tree, deaf to the user's own settings and to the repository around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The patch series: reading it, checking it, turning it into commits on top of the pin, and writing it back."""
+"""Reads the patch series, checks it, turns it into commits on top of the pin, and writes it back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Patch:
 
 
 def read_series(folder: Path) -> list[Patch]:
-    """The patches in the order of the series file. Anything unlisted, missing or without a header is an error."""
+    """Gives the patches in the order of the series file. Anything unlisted, missing or without a header is an error."""
     problems = series_problems(folder)
     if problems:
         raise UserError(
@@ -40,7 +40,7 @@ def read_series(folder: Path) -> list[Patch]:
 
 
 def series_problems(folder: Path) -> list[str]:
-    """What is wrong with the files themselves, in a line each; whether they apply is told by `commit_series`."""
+    """Says what is wrong with the files themselves, in a line each; whether they apply is told by `commit_series`."""
     listed = _listed(folder)
     present = {path.name for path in folder.glob("*.patch")}
     problems = [f"{name} is listed in series, but there is no such file" for name in listed if name not in present]
@@ -139,7 +139,7 @@ def _subject(header: str) -> str:
 
 
 def _new_name(subject: str, before: list[str]) -> str:
-    """The next free number in steps of ten, and the subject as a file name."""
+    """It has the next free number in steps of ten, and the subject as a file name."""
     number = (int(before[-1][:4]) // 10 + 1) * 10 if before else 10
     return f"{number:04d}-{re.sub(r'[^a-z0-9]+', '-', subject.lower()).strip('-')[:60].strip('-')}.patch"
 

@@ -1,4 +1,4 @@
-"""The pin: which llama.cpp llama-run is built from (llama.cpp/upstream.toml)."""
+"""Reads the pin: which llama.cpp llama-run is built from (llama.cpp/upstream.toml)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source tree llama.cpp/source: unpacked from the pin, proven to be upstream's, with our series on top.
+"""Prepares llama.cpp/source: unpacked from the pin, proven to be upstream's, with our series on top.
 
 The tree is a git repository of its own. `refs/llama-run/base` is the unpacked upstream, `refs/llama-run/applied` the
 series as it was last applied, one commit per patch. Work of the user's (changed files, further commits) is what
@@ -29,14 +29,14 @@ APPLIED = "refs/llama-run/applied"
 class Source:
     tree: Path
     pin: Pin
-    commit: str  # HEAD of the tree
-    edited: bool  # has changes that are in no commit
+    commit: str  # the tree's HEAD
+    edited: bool  # it has changes that are in no commit
 
 
 def prepare(home: Home, origin: str = "pypi", *, clean: bool = False) -> Source:
     """Makes llama.cpp/source what the pin and the series say. The caller holds the build lock.
 
-    origin: `pypi`, `git`, or the path of a checkout.
+    `origin` is `pypi`, `git`, or the path of a checkout.
     """
     pin = read_pin(home.pin)
     series = patches.read_series(home.patches)
@@ -63,7 +63,7 @@ def prepare(home: Home, origin: str = "pypi", *, clean: bool = False) -> Source:
 
 
 def has_edits(home: Home) -> bool:
-    """Whether the source tree holds work that is in no patch."""
+    """Says whether the source tree holds work that is in no patch."""
     return (home.source / ".git").is_dir() and _has_edits(Git(home.source))
 
 
@@ -122,7 +122,7 @@ def _unpack(archive: Path, pin: Pin, target: Path) -> bytes:
     store = target.with_name(target.name + ".objects")
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            # Refuses paths that lead outside; the first releases of Python 3.10 do not have it.
+            # The filter refuses paths that lead outside; the first releases of Python 3.10 do not have it.
             tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
             for member in tar:
                 if member.name.startswith(inside) and member.name != f"{inside}.git":
@@ -253,6 +253,6 @@ def _edits_in_the_way(home: Home, why: str) -> UserError:
 
 
 def _remove_leftovers(home: Home) -> None:
-    """Trees that an interrupted import left beside the real one."""
+    """An interrupted import leaves trees beside the real one."""
     for leftover in home.source.parent.glob("source.new-*"):
         shutil.rmtree(leftover, ignore_errors=True)

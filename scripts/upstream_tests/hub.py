@@ -1,4 +1,4 @@
-"""A model hub on this machine: answers the few requests by which llama-server finds and fetches a model."""
+"""Is a model hub on this machine: it answers the few requests by which llama-server finds and fetches a model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
 @contextmanager
 def serve(folder: Path) -> Iterator[str]:
-    """The address of a hub that serves `folder` (OWNER/NAME/FILE)."""
+    """Starts a hub that serves `folder` (OWNER/NAME/FILE), and gives its address."""
 
     def handler(*arguments: object) -> _Handler:
         return _Handler(*arguments, directory=str(folder))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A pytest plugin for upstream's server tests: local models, own ports, and texts compared instead of matched.
+"""Makes upstream's server tests use local models and own ports, and compares texts instead of matching them.
 
 A test may look for words that only its own model says. Here the stand-in's text is written down on the unpatched
 server, and the patched one has to say the same. Everything else the tests assert is left as it is.
@@ -54,7 +54,7 @@ def _free_port() -> int:
 
 
 def _local(value: Any) -> Any:
-    """The same request, with addresses of the hub in place of Hugging Face's."""
+    """Gives the same request, with addresses of the hub in place of Hugging Face's."""
     return json.loads(json.dumps(value).replace(HUGGING_FACE, HUB)) if HUGGING_FACE in json.dumps(value) else value
 
 

@@ -1,6 +1,6 @@
-"""Local stand-ins for the models that upstream's server tests download, under the names the tests use.
+"""Writes stand-ins for the models that upstream's server tests download, under the names the tests use.
 
-Weights are those of the toy models (tests/toys), so text means nothing; shapes, vocabularies and token counts are what
+Weights are those of the toy models (toys/), so text means nothing; shapes, vocabularies and token counts are what
 the tests look at. The vocabulary of the smallest model is ours: its pieces were searched for so that the prompts in the
 tests have the token counts that the tests expect of the original. The larger ones take the vocabularies that llama.cpp
 ships for its tokenizer tests.
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, TokenType
+
 from toys.layers import EXPERT_SIZE, FEED_FORWARD, Heads, Metadata, attention, experts, feed_forward, stream_norm
 from toys.weights import Weights
 
@@ -23,7 +24,7 @@ HEADS = Heads()
 WIDTH = 128
 SPACE = "\u2581"
 
-# In the order of merging. With these, "What is the capital of France?" is 20 tokens and the start token, and so on.
+# They stand in the order of merging. With these, "What is the capital of France?" is 20 tokens and the start token.
 MERGED = """
 re rt rt| _a <| nd _d an _e ro _c ha _n _l hat AI se mo is bo in ok _la _H te ant th _th _Hi on et _ex _labo ong ri
 _long _I _chat Wri _are _o reh ow _of qu _Wri _ei _ad fe el _b tet mp din _au anin mc amc ser _labor _laboris t<| _m
@@ -40,7 +41,7 @@ class Pieces:
     scores: list[float]
     types: list[int]
     space_prefix: bool = True
-    extra: dict[str, int] = field(default_factory=dict)  # special token ids by key
+    extra: dict[str, int] = field(default_factory=dict)  # the ids of special tokens, by key
 
     def is_printable(self, token: int) -> bool:
         text = self.tokens[token].replace(SPACE, " ")
@@ -63,7 +64,7 @@ class Pieces:
 
 
 def small_vocabulary(*, fill_in: bool = False) -> Pieces:
-    """512 tokens: the bytes, the printable letters, and the pieces above; what is left over is never used."""
+    """It has 512 tokens: the bytes, the printable letters, and the pieces above; what is left over is never used."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     types = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL, *[TokenType.BYTE] * 256]
     scores = [0.0] * len(tokens)
@@ -86,7 +87,7 @@ def small_vocabulary(*, fill_in: bool = False) -> Pieces:
 
 
 def shipped_vocabulary(models: Path, *, space_prefix: bool = True, renamed: dict[int, str] | None = None) -> Pieces:
-    """The 32000 pieces of Llama 2, from llama.cpp/models."""
+    """It has the 32000 pieces of Llama 2, from llama.cpp/models."""
     fields = GGUFReader(models / "ggml-vocab-llama-spm.gguf").fields
     tokens, scores, types = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "scores", "token_type"))
     for token, name in (renamed or {}).items():
@@ -122,7 +123,7 @@ def write_llama(path: Path, name: str, vocabulary: Pieces, *, moe: bool = False,
 
 
 def write_gemma(path: Path, name: str, vocabulary: Pieces) -> None:
-    """As the toy, with a window of 512: the tests look at what is reused, not at what slides out of a window."""
+    """It is as the toy, with a window of 512: the tests look at what is reused, not at what slides out of a window."""
     w = Weights(name, vocabulary, WIDTH)  # type: ignore[arg-type]
     w.embeddings(multiplier=math.sqrt(WIDTH))
     for block in (f"blk.{layer}" for layer in range(4)):
@@ -185,7 +186,7 @@ def write_projector(path: Path, name: str, *, side: int = 128, patch: int = 8, m
 
 
 def write_bert(path: Path, name: str, models: Path, *, ranks: bool = False) -> None:
-    """An embedding model, or with `ranks` one that scores a pair of texts."""
+    """Writes an embedding model, or with `ranks` one that scores a pair of texts."""
     fields = GGUFReader(models / "ggml-vocab-bert-bge.gguf").fields
     words, inner, context = fields["tokenizer.ggml.tokens"].contents(), 256, 1024
     w = Weights(name, Pieces([], [], []), WIDTH)  # type: ignore[arg-type]
@@ -239,7 +240,7 @@ def _layer_norm(w: Weights, name: str) -> None:
 
 
 def write_lora(path: Path, name: str) -> None:
-    """An adapter for the attention of `write_llama`, strong enough to change what is said."""
+    """Writes an adapter for the attention of `write_llama`, strong enough to change what is said."""
     w = Weights(name, Pieces([], [], []), WIDTH)  # type: ignore[arg-type]
     rank, rows = 4, HEADS.queries * HEADS.size
     for layer in range(3):
@@ -289,7 +290,7 @@ def _finish(writer: GGUFWriter, tensors: dict[str, Any]) -> None:
 
 
 def picture(seed: int, side: int = 32) -> bytes:
-    """A small PNG of coloured blocks."""
+    """Draws a small PNG of coloured blocks."""
     import struct
     import zlib
 
@@ -314,7 +315,7 @@ hf-repo = ggml-org/test-model-stories260K
 
 
 def write_hub(folder: Path, models: Path) -> None:
-    """Everything that the tests fetch, as OWNER/NAME/FILE; `models` is llama.cpp/models."""
+    """Writes everything that the tests fetch, as OWNER/NAME/FILE; `models` is llama.cpp/models."""
 
     def place(name: str) -> Path:
         path = folder / "ggml-org" / name

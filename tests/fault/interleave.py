@@ -21,9 +21,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import toys
 from backend import BINARY
 from cache_server import CacheServer, launch, toy
+
+import toys
 
 from .operations import CONTEXT, NAMES, Operation, Setup, draw_operations, draw_setup
 from .player import Fault, Player, Tally

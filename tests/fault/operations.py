@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from benchmarks.text import words
 from toys import Memory
 from toys.catalogue import WINDOW
 from toys.tokenizer import SPECIAL, VOCABULARY_SIZE
-
-from benchmarks.text import words
 
 USERS = ("", "ann", "ben")  # the first one is anonymous
 LONGEST = 700  # tokens of a raw prompt; a conversation of five questions is about as long

@@ -55,7 +55,7 @@ def finish(process: subprocess.Popen[str]) -> str:
     return said
 
 
-def test_a_quick_run_fails(tmp_path: Path) -> None:
+def test_a_quick_run_succeeds(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("all", "--sizes", "400", "--repeat", "1", "--conversations", "2", "--peers", "upstream,slots", *QUICK)
     result = benchmark(out, "dense", *words)
@@ -82,7 +82,7 @@ def test_a_quick_run_fails(tmp_path: Path) -> None:
         assert str(tmp_path) not in text and str(ROOT) not in text, "results tell where things lie on this machine"
 
 
-def test_model_with_anchors_is_invalid(tmp_path: Path) -> None:
+def test_model_with_anchors_gives_a_valid_result(tmp_path: Path) -> None:
     result = benchmark(tmp_path / "out", "hybrid-moe", "restart", "--sizes", "400", "--repeat", "1", "--tokens", "8")
     assert result.returncode == 0, result.stderr
     (case,) = summary_of(tmp_path / "out")["scenarios"]["restart"]["cases"]
@@ -90,7 +90,7 @@ def test_model_with_anchors_is_invalid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scenario", ["agent", "fleet"])
-def test_conversation_of_a_model_with_anchors_is_invalid(scenario: str, tmp_path: Path) -> None:
+def test_conversation_of_a_model_with_anchors_gives_a_valid_result(scenario: str, tmp_path: Path) -> None:
     own = ("--conversations", "3") if scenario == "fleet" else ()
     result = benchmark(tmp_path / "out", "hybrid-moe", scenario, *own, *QUICK)
     assert result.returncode == 0, result.stderr
@@ -101,7 +101,7 @@ def test_conversation_of_a_model_with_anchors_is_invalid(scenario: str, tmp_path
 
 
 @pytest.mark.parametrize("scenario", ["chat", "load"])
-def test_a_quick_conversation_fails(scenario: str, tmp_path: Path) -> None:
+def test_a_quick_conversation_succeeds(scenario: str, tmp_path: Path) -> None:
     own = ("--conversations", "2") if scenario == "chat" else ("--clients", "2", "--requests", "2", "--prefix", "300")
     result = benchmark(tmp_path / "out", "dense", scenario, "--tokens", "8", *own)
     assert result.returncode == 0, result.stderr
@@ -112,7 +112,7 @@ def test_a_quick_conversation_fails(scenario: str, tmp_path: Path) -> None:
         assert len(peer["answers"]) == 4 and not peer["errors"] and peer["tokens_per_s"] > 0
 
 
-def test_corrupted_store_gives_a_valid_result(tmp_path: Path) -> None:
+def test_corrupted_store_gives_an_invalid_result(tmp_path: Path) -> None:
     result = benchmark(tmp_path / "out", "dense", "--sizes", "600", "--repeat", "1", "--tokens", "8", "--damage")
     assert result.returncode == 1
     said = " ".join(result.stderr.split())
@@ -121,7 +121,7 @@ def test_corrupted_store_gives_a_valid_result(tmp_path: Path) -> None:
     assert summary_of(tmp_path / "out")["scenarios"]["restart"]["problems"]
 
 
-def test_second_run_goes_into_the_same_folder(tmp_path: Path) -> None:
+def test_second_run_does_not_go_into_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "run.json").write_text("{}")
     result = benchmark(tmp_path / "out", "dense", "--sizes", "400")
@@ -129,13 +129,13 @@ def test_second_run_goes_into_the_same_folder(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "run.json").read_text() == "{}"
 
 
-def test_size_that_does_not_fit_is_a_traceback(tmp_path: Path) -> None:
+def test_size_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
     result = benchmark(tmp_path / "out", "dense", "--sizes", "large", "--ctx", "1024")
     assert result.returncode == 1
     assert "no size fits a context of 1024 tokens" in result.stderr
 
 
-def test_killed_server_is_a_traceback(tmp_path: Path) -> None:
+def test_killed_server_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(out, "--sizes", "600", "--repeat", "2", "--tokens", "8", "--peers", "upstream")
     log = out / "cpu" / toy("dense").stem / "restart" / "upstream.log"
@@ -150,7 +150,7 @@ def test_killed_server_is_a_traceback(tmp_path: Path) -> None:
     assert len(peers["upstream"]["rounds"]) == 1
 
 
-def test_ctrl_c_loses_what_is_done(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = start(out, "--sizes", "300,600", "--repeat", "2", "--tokens", "8")
     done = out / "cpu" / toy("dense").stem / "restart" / "300.json"

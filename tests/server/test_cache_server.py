@@ -19,6 +19,7 @@ import requests
 from backend import BINARY
 from cache_server import Answer, CacheServer, Messages, Serve, completion, say, toy
 from helpers import ROOT, wait_until
+
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
@@ -58,7 +59,7 @@ def disk_bytes(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("name", ["dense", "recurrent"])
-def test_parallel_clients_get_each_others_state(serve: Serve, kv: Path, name: str) -> None:
+def test_parallel_clients_do_not_get_each_others_state(serve: Serve, kv: Path, name: str) -> None:
     talks = [talk(number) for number in range(4)]
     plain = serve(toy(name), *SLOTS)
     first = [plain.chat(messages, id_slot=slot) for slot, messages in enumerate(talks)]
@@ -77,7 +78,7 @@ def test_parallel_clients_get_each_others_state(serve: Serve, kv: Path, name: st
     assert all(answer.source == "cold" and answer.reused > 300 for answer in answers)
 
 
-def test_restore_finds_no_room_in_a_unified_cache(serve: Serve, kv: Path) -> None:
+def test_restore_finds_room_in_a_unified_cache(serve: Serve, kv: Path) -> None:
     flags = ("--parallel", "3", "--ctx-size", "1024", "--kv-unified")
     long, others = talk(0, 16), [talk(1, 8), talk(2, 8)]
     server = serve(toy("dense"), *flags, cache=kv)
@@ -96,7 +97,7 @@ def test_restore_finds_no_room_in_a_unified_cache(serve: Serve, kv: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["dense", "swa-gemma3", "hybrid-moe"])
-def test_state_without_flash_attention_restores_wrong(serve: Serve, kv: Path, name: str) -> None:
+def test_state_without_flash_attention_restores(serve: Serve, kv: Path, name: str) -> None:
     server = serve(toy(name), *SLOTS, "--flash-attn", "off", cache=kv)
     server.chat(talk(), id_slot=0)
     server.flush()
@@ -109,7 +110,7 @@ def test_state_without_flash_attention_restores_wrong(serve: Serve, kv: Path, na
 
 
 @pytest.mark.parametrize("name", ["swa-gemma3", "swa-gptoss"])
-def test_prompt_shorter_than_the_window_is_evaluated_again(serve: Serve, kv: Path, name: str) -> None:
+def test_prompt_shorter_than_the_window_is_not_evaluated_again(serve: Serve, kv: Path, name: str) -> None:
     flags = ("--parallel", "1", "--ctx-size", "2048")
     messages = [say("user", "Count from one to ten.")]
     plain = serve(toy(name), *flags)
@@ -126,7 +127,7 @@ def test_prompt_shorter_than_the_window_is_evaluated_again(serve: Serve, kv: Pat
     assert again.source == "slot" and again.reused == again.prompt_size - 1 and again.apart(answer) < 0.1
 
 
-def test_named_slot_does_not_get_what_another_evaluated(serve: Serve, kv: Path) -> None:
+def test_named_slot_gets_what_another_evaluated(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), *SLOTS, cache=kv)
     first = server.chat(talk(), id_slot=0)
     server.flush()
@@ -139,7 +140,7 @@ def test_named_slot_does_not_get_what_another_evaluated(serve: Serve, kv: Path) 
 # Requests of other kinds
 
 
-def test_request_without_cache_prompt_is_stored(serve: Serve, kv: Path) -> None:
+def test_request_without_cache_prompt_is_not_stored(serve: Serve, kv: Path) -> None:
     server = serve(toy("hybrid-moe"), *SLOTS, cache=kv)
     for _ in range(2):
         answer = server.chat(talk(), cache_prompt=False, id_slot=0)
@@ -148,7 +149,7 @@ def test_request_without_cache_prompt_is_stored(serve: Serve, kv: Path) -> None:
     assert server.conversations() == [] and not stored(kv)
 
 
-def test_prompt_without_an_answer_is_lost(serve: Serve, kv: Path) -> None:
+def test_prompt_without_an_answer_is_kept(serve: Serve, kv: Path) -> None:
     server = serve(toy("hybrid-moe"), *SLOTS, cache=kv)
     tokens = server.prompt(talk())
     server.complete(tokens, n_predict=0)
@@ -158,7 +159,7 @@ def test_prompt_without_an_answer_is_lost(serve: Serve, kv: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dense", "hybrid-moe"])
-def test_several_answers_to_one_prompt_differ_or_are_lost(serve: Serve, kv: Path, name: str) -> None:
+def test_several_answers_to_one_prompt_are_the_same_and_kept(serve: Serve, kv: Path, name: str) -> None:
     body = {"prompt": "", "n_cmpl": 3, "n_predict": 6, "temperature": 0, "n_probs": 5, "return_tokens": True}
     server = serve(toy(name), *SLOTS, cache=kv)
     prompt = server.prompt(talk())
@@ -185,7 +186,7 @@ def hang_up(server: CacheServer, body: dict[str, Any], after: float | None) -> i
 
 @pytest.mark.parametrize("where", ["prompt", "answer"])
 @pytest.mark.parametrize("name", ["dense", "hybrid-moe"])
-def test_client_that_hangs_up_loses_what_was_evaluated(serve: Serve, kv: Path, name: str, where: str) -> None:
+def test_client_that_hangs_up_keeps_what_was_evaluated(serve: Serve, kv: Path, name: str, where: str) -> None:
     flags = ("--parallel", "1", "--ctx-size", "16384", "-b", "64", "-ub", "64")
     server = serve(toy(name), *flags, cache=kv)
     tokens = server.prompt(talk())
@@ -200,7 +201,7 @@ def test_client_that_hangs_up_loses_what_was_evaluated(serve: Serve, kv: Path, n
     assert answer.source == "cold" and answer.reused == min(held, len(tokens) - nearly)
 
 
-def test_shifted_state_is_stored(serve: Serve, kv: Path) -> None:
+def test_shifted_state_is_not_stored(serve: Serve, kv: Path) -> None:
     """After a context shift the slot holds rows that no evaluation of its tokens would give."""
     flags = ("--parallel", "1", "--ctx-size", "512", "--context-shift")
     plain = serve(toy("dense"), *flags)
@@ -244,7 +245,7 @@ def write_lora(path: Path, model: Path) -> Path:
     return path
 
 
-def test_adapters_share_state(serve: Serve, kv: Path, tmp_path: Path) -> None:
+def test_adapters_do_not_share_state(serve: Serve, kv: Path, tmp_path: Path) -> None:
     lora = str(write_lora(tmp_path / "lora.gguf", toy("dense")))
     scales = (0.0, 1.0, 0.5)
 
@@ -270,7 +271,7 @@ def test_adapters_share_state(serve: Serve, kv: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("draft", ["dense", "moe"])
-def test_draft_model_changes_answers_after_a_restart(serve: Serve, kv: Path, draft: str) -> None:
+def test_draft_model_does_not_change_answers_after_a_restart(serve: Serve, kv: Path, draft: str) -> None:
     """A model that drafts for itself shares its own folder: the draft's state starts empty."""
     travels = draft != "dense"
     flags = (*SLOTS, "--model-draft", str(toy(draft)), "--spec-type", "draft-simple")
@@ -296,7 +297,7 @@ def test_draft_model_changes_answers_after_a_restart(serve: Serve, kv: Path, dra
 # Upstream's other features
 
 
-def test_slot_files_of_upstream_confuse_the_cache(serve: Serve, kv: Path, tmp_path: Path) -> None:
+def test_slot_files_of_upstream_do_not_confuse_the_cache(serve: Serve, kv: Path, tmp_path: Path) -> None:
     flags = (*SLOTS, "--slot-save-path", str(tmp_path))
     server = serve(toy("dense"), *flags, cache=kv)
     one, two = server.chat(talk(1), id_slot=0), server.chat(talk(2), id_slot=1)
@@ -311,7 +312,7 @@ def test_slot_files_of_upstream_confuse_the_cache(serve: Serve, kv: Path, tmp_pa
     assert server.chat(talk(1)).text == one.text and server.chat(talk(2)).text == two.text
 
 
-def test_embeddings_change_or_are_stored(serve: Serve, kv: Path) -> None:
+def test_embeddings_do_not_change_and_are_not_stored(serve: Serve, kv: Path) -> None:
     flags = ("--embedding", "--pooling", "mean", "--parallel", "2", "--ctx-size", "4096")
     body = {"input": [text(0, 3), text(4, 3), text(0, 3)]}
     answers = []
@@ -322,7 +323,7 @@ def test_embeddings_change_or_are_stored(serve: Serve, kv: Path) -> None:
     assert answers[0] == answers[1] and not stored(kv)
 
 
-def test_rerank_changes_or_is_stored(serve: Serve, kv: Path) -> None:
+def test_rerank_does_not_change_and_is_not_stored(serve: Serve, kv: Path) -> None:
     body = {"query": LINES[0], "documents": [LINES[1], LINES[5]]}
     answers = []
     for cache in (None, kv):
@@ -332,7 +333,7 @@ def test_rerank_changes_or_is_stored(serve: Serve, kv: Path) -> None:
     assert answers[0] == answers[1] and not stored(kv)
 
 
-def test_sleep_loses_state(serve: Serve, kv: Path) -> None:
+def test_sleep_keeps_state(serve: Serve, kv: Path) -> None:
     server = serve(toy("hybrid-moe"), *SLOTS, "--sleep-idle-seconds", "1", cache=kv)
     first = server.chat(talk())
     wait_until(lambda: server.get("/props")["is_sleeping"], 20, "the server sleeps")
@@ -341,7 +342,7 @@ def test_sleep_loses_state(serve: Serve, kv: Path) -> None:
     assert server.cache()["enabled"] is True
 
 
-def test_models_of_a_router_share_a_fingerprint(serve: Serve, kv: Path, tmp_path: Path) -> None:
+def test_models_of_a_router_have_fingerprints_of_their_own(serve: Serve, kv: Path, tmp_path: Path) -> None:
     models = tmp_path / "models"
     models.mkdir()
     for name in ("dense", "moe"):
@@ -362,7 +363,7 @@ def test_models_of_a_router_share_a_fingerprint(serve: Serve, kv: Path, tmp_path
 # Trouble with the folder
 
 
-def test_second_server_writes_into_the_same_folder(serve: Serve, kv: Path) -> None:
+def test_second_server_does_not_write_into_the_same_folder(serve: Serve, kv: Path) -> None:
     first = serve(toy("dense"), *SLOTS, cache=kv)
     expected = first.chat(talk())
     second = serve(toy("dense"), *SLOTS, cache=kv)
@@ -374,7 +375,7 @@ def test_second_server_writes_into_the_same_folder(serve: Serve, kv: Path) -> No
     assert serve(toy("moe"), *SLOTS, cache=kv).cache()["enabled"] is True
 
 
-def test_folder_that_cannot_be_made_stops_the_server(serve: Serve, tmp_path: Path) -> None:
+def test_folder_that_cannot_be_made_does_not_stop_the_server(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     server = serve(toy("dense"), *SLOTS, cache=tmp_path / "file" / "kv")
     about = server.cache()
@@ -392,7 +393,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_full_disk_breaks_answers(serve: Serve, small_disk: Path) -> None:
+def test_full_disk_does_not_break_answers(serve: Serve, small_disk: Path) -> None:
     server = serve(toy("dense"), *SLOTS, "--cache-ssd-max-size", "1G", cache=small_disk / "kv")
     answers = [server.chat(talk(number), id_slot=0) for number in range(4)]
     about = server.flush()
@@ -404,7 +405,7 @@ def test_full_disk_breaks_answers(serve: Serve, small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dense", "hybrid-moe"])
-def test_flipped_byte_reaches_the_model(serve: Serve, kv: Path, name: str) -> None:
+def test_flipped_byte_does_not_reach_the_model(serve: Serve, kv: Path, name: str) -> None:
     server = serve(toy(name), *SLOTS, cache=kv)
     expected = server.chat(talk())
     server.stop()
@@ -425,7 +426,7 @@ def test_flipped_byte_reaches_the_model(serve: Serve, kv: Path, name: str) -> No
 # Reports and removal
 
 
-def test_strangers_see_the_cache(serve: Serve, kv: Path) -> None:
+def test_strangers_do_not_see_the_cache(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), *SLOTS, cache=kv, api_key="secret")
     server.chat(talk())
     wanted = [("GET", "/cache"), ("GET", "/cache/conversations"), ("POST", "/cache/flush")]
@@ -435,7 +436,7 @@ def test_strangers_see_the_cache(serve: Serve, kv: Path) -> None:
         assert server.request(method, path).status_code == 200
 
 
-def test_metrics_leave_the_cache_out(serve: Serve, kv: Path) -> None:
+def test_metrics_have_the_cache(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), *SLOTS, "--metrics", cache=kv)
     size = server.chat(talk(), id_slot=0).prompt_size
     server.chat(talk(), id_slot=0)
@@ -451,7 +452,7 @@ def test_metrics_leave_the_cache_out(serve: Serve, kv: Path) -> None:
 
 @pytest.mark.parametrize("lines", [9, 40], ids=["short", "long"])
 @pytest.mark.parametrize("name", ["dense", "hybrid-moe"])
-def test_removed_conversation_comes_back(serve: Serve, kv: Path, name: str, lines: int) -> None:
+def test_removed_conversation_does_not_come_back(serve: Serve, kv: Path, name: str, lines: int) -> None:
     """Longer than 1024 tokens, a conversation keeps its name; before that every turn has another one."""
     server = serve(toy(name), *SLOTS, cache=kv)
     expected = server.chat(talk(0, lines), id_slot=0)
@@ -471,7 +472,7 @@ def test_removed_conversation_comes_back(serve: Serve, kv: Path, name: str, line
 
 
 @pytest.mark.parametrize("name", ["dense", "hybrid-moe"])
-def test_conversation_removed_while_its_prompt_is_evaluated_stays(serve: Serve, kv: Path, name: str) -> None:
+def test_conversation_removed_while_its_prompt_is_evaluated_goes(serve: Serve, kv: Path, name: str) -> None:
     server = serve(toy(name), "--parallel", "1", "--ctx-size", "16384", cache=kv)
     messages = talk(0, 40)
     longer = [*grown(messages, server.chat(messages)), say("assistant", "."), say("user", text(3, 220))]
@@ -487,7 +488,7 @@ def test_conversation_removed_while_its_prompt_is_evaluated_stays(serve: Serve, 
     assert server.conversations() == [] and not stored(kv)
 
 
-def test_request_that_fails_after_its_restore_ends_the_storing(serve: Serve, kv: Path) -> None:
+def test_request_that_fails_after_its_restore_does_not_end_the_storing(serve: Serve, kv: Path) -> None:
     flags = ("--parallel", "1", "--ctx-size", "8192")
     server = serve(toy("dense"), *flags, cache=kv)
     messages = talk(0, 40)
@@ -511,7 +512,7 @@ def test_request_that_fails_after_its_restore_ends_the_storing(serve: Serve, kv:
         ("--cache-ssd-checkpoints", "0", "must be at least 1"),
     ],
 )
-def test_wrong_value_of_a_flag_is_not_explained(kv: Path, flag: str, value: str, hint: str) -> None:
+def test_wrong_value_of_a_flag_is_explained(kv: Path, flag: str, value: str, hint: str) -> None:
     command = [str(BINARY), "--model", str(toy("dense")), "--cache-ssd", str(kv), flag, value]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert result.returncode != 0
@@ -521,7 +522,7 @@ def test_wrong_value_of_a_flag_is_not_explained(kv: Path, flag: str, value: str,
 # Budgets
 
 
-def test_small_ram_budget_is_exceeded(serve: Serve, kv: Path) -> None:
+def test_small_ram_budget_holds(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), *SLOTS, "--cache-ssd-ram", "1M", cache=kv)
     answers = [server.chat(talk(number), id_slot=0) for number in range(6)]
     state = server.flush()["state"]
@@ -533,7 +534,7 @@ def test_small_ram_budget_is_exceeded(serve: Serve, kv: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["dense", "hybrid-moe"])
-def test_small_disk_budget_is_exceeded(serve: Serve, kv: Path, name: str) -> None:
+def test_small_disk_budget_holds(serve: Serve, kv: Path, name: str) -> None:
     limit = 6 << 20
     flags = (*SLOTS, "--cache-ssd-max-size", "6M")
     server = serve(toy(name), *flags, cache=kv)
@@ -550,7 +551,7 @@ def test_small_disk_budget_is_exceeded(serve: Serve, kv: Path, name: str) -> Non
     assert disk_bytes(kv) <= limit
 
 
-def test_command_line_lists_other_conversations_than_the_server(serve: Serve, kv: Path) -> None:
+def test_command_line_lists_the_conversations_of_the_server(serve: Serve, kv: Path) -> None:
     server = serve(toy("hybrid-moe"), *SLOTS, cache=kv)
     for number in range(3):
         server.chat(grown(talk(number, 40), server.chat(talk(number, 40))))

@@ -27,7 +27,7 @@ def anthropic_client(default_server: Server) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=default_server.url, api_key="none", max_retries=0)
 
 
-def test_openai_chat(openai_client: openai.OpenAI) -> None:
+def test_openai_chat_is_answered(openai_client: openai.OpenAI) -> None:
     answer = openai_client.chat.completions.create(
         model="any", messages=[{"role": "user", "content": "Say hello."}], max_tokens=16, temperature=0
     )
@@ -35,7 +35,7 @@ def test_openai_chat(openai_client: openai.OpenAI) -> None:
     assert answer.usage is not None and 0 < answer.usage.completion_tokens <= 16
 
 
-def test_openai_stream_differs_from_the_whole_answer(openai_client: openai.OpenAI) -> None:
+def test_openai_stream_is_the_whole_answer(openai_client: openai.OpenAI) -> None:
     request: dict[str, Any] = {
         "model": "any",
         "messages": [{"role": "user", "content": "Count to five."}],
@@ -48,7 +48,7 @@ def test_openai_stream_differs_from_the_whole_answer(openai_client: openai.OpenA
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
 
 
-def test_openai_tool_call_does_not_come_back(openai_client: openai.OpenAI) -> None:
+def test_openai_tool_call_comes_back(openai_client: openai.OpenAI) -> None:
     tools: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}]
     # A small model learns from the history what a call looks like.
     messages: list[Any] = []
@@ -80,7 +80,7 @@ def test_openai_tool_call_does_not_come_back(openai_client: openai.OpenAI) -> No
     assert json.loads("".join(p.function.arguments or "" for p in pieces if p.function)) == {"city": "Paris"}
 
 
-def test_anthropic_chat(anthropic_client: anthropic.Anthropic) -> None:
+def test_anthropic_chat_is_answered(anthropic_client: anthropic.Anthropic) -> None:
     answer = anthropic_client.messages.create(
         model="any",
         max_tokens=16,
@@ -91,7 +91,7 @@ def test_anthropic_chat(anthropic_client: anthropic.Anthropic) -> None:
     assert 0 < answer.usage.output_tokens <= 16
 
 
-def test_anthropic_stream_ends_without_text(anthropic_client: anthropic.Anthropic) -> None:
+def test_anthropic_stream_ends_with_text(anthropic_client: anthropic.Anthropic) -> None:
     with anthropic_client.messages.stream(
         model="any", max_tokens=16, messages=[{"role": "user", "content": "Count to five."}]
     ) as stream:
@@ -100,7 +100,7 @@ def test_anthropic_stream_ends_without_text(anthropic_client: anthropic.Anthropi
     assert text and final.content[0].type == "text" and final.content[0].text == text
 
 
-def test_anthropic_tool_call_does_not_come_back(anthropic_client: anthropic.Anthropic) -> None:
+def test_anthropic_tool_call_comes_back(anthropic_client: anthropic.Anthropic) -> None:
     messages: list[Any] = []
     for number, (city, weather) in enumerate(WEATHER.items()):
         use = {"type": "tool_use", "id": f"t{number}", "name": "get_weather", "input": {"city": city}}

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import toys
 from cache_server import CacheServer, Serve, Tokens, starter, toy
 from click.testing import CliRunner, Result
 from helpers import wait_until
-from toys.corpus import TEXT
 
+import toys
 from pyrun.cli.main import cli
 from pyrun.errors import UserError
+from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
 
@@ -79,7 +79,7 @@ def track(server: CacheServer, **change: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_counts_differ_from_what_the_routers_choose(serve: Serve, tmp_path: Path, name: str) -> None:
+def test_counts_are_what_the_routers_choose(serve: Serve, tmp_path: Path, name: str) -> None:
     model = MuteModel(name, tmp_path)
     server = serve(model.path, *SLOTS)
     server.complete(LINES[0])  # before tracking: not counted
@@ -103,7 +103,7 @@ def test_counts_differ_from_what_the_routers_choose(serve: Serve, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", toys.MODELS)
-def test_sums_are_not_tokens_times_experts_used(serve: Serve, name: str) -> None:
+def test_sums_are_tokens_times_experts_used(serve: Serve, name: str) -> None:
     server = serve(toy(name), *SLOTS)
     track(server, enabled=True)
     server.complete("\n".join(LINES[:9]), n_predict=5)
@@ -113,7 +113,7 @@ def test_sums_are_not_tokens_times_experts_used(serve: Serve, name: str) -> None
     assert (stats["n_expert"] > 0, bool(stats["layers"])) == (has_experts, has_experts)
 
 
-def test_tracking_changes_answers(serve: Serve) -> None:
+def test_tracking_does_not_change_answers(serve: Serve) -> None:
     server = serve(toy("hybrid-moe"), "--parallel", "1", "--ctx-size", "4096")
     prompt = "\n".join(LINES[:9])
     plain = server.complete(prompt, cache_prompt=False)
@@ -130,7 +130,7 @@ def test_tracking_changes_answers(serve: Serve) -> None:
     assert track(server, reset=True) | {"tracking_enabled": True} == first | {"total_tokens": 0, "layers": []}
 
 
-def test_counts_are_lost_when_the_model_sleeps(serve: Serve, tmp_path: Path) -> None:
+def test_counts_are_kept_when_the_model_sleeps(serve: Serve, tmp_path: Path) -> None:
     server = serve(toy("moe"), *SLOTS, "--sleep-idle-seconds", "1", cache=tmp_path / "kv")
     track(server, enabled=True)
     prompt = "\n".join(LINES[:3])
@@ -157,7 +157,7 @@ def expert_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CacheSer
 @pytest.mark.parametrize(
     "body", ["", "no", "[]", "{}", "null", '{"enabled": 1}', '{"reset": "yes"}', '{"enable": true}', '{"enabled": true']
 )
-def test_malformed_body_is_accepted(expert_server: CacheServer, body: str) -> None:
+def test_malformed_body_is_refused(expert_server: CacheServer, body: str) -> None:
     answer = expert_server.request("POST", "/expert-tracking", data=body.encode())
     assert answer.status_code == 400 and "enabled" in answer.json()["error"]["message"]
     assert expert_server.get("/expert-stats")["tracking_enabled"] is True
@@ -170,7 +170,7 @@ def run(server: CacheServer, *options: str) -> Result:
     return CliRunner().invoke(cli, ["experts", "--url", server.url, *options], catch_exceptions=False)
 
 
-def test_table_and_plot_of_the_counts(expert_server: CacheServer, tmp_path: Path) -> None:
+def test_counts_are_shown_as_table_and_plot(expert_server: CacheServer, tmp_path: Path) -> None:
     stats = expert_server.get("/expert-stats")
     lines = run(expert_server, "--top", "3").stdout.splitlines()
     assert " ".join(lines[0].split()) == "layer tokens busiest 10 % balance for 90 % unused busiest 3"
@@ -186,13 +186,13 @@ def test_table_and_plot_of_the_counts(expert_server: CacheServer, tmp_path: Path
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_dense_model_has_a_table(serve: Serve) -> None:
+def test_dense_model_has_no_table(serve: Serve) -> None:
     server = serve(toy("dense"), *SLOTS)
     with pytest.raises(UserError, match="dense"):
         run(server)
 
 
-def test_tracking_from_the_command_line(serve: Serve) -> None:
+def test_tracking_is_turned_on_from_the_command_line(serve: Serve) -> None:
     server = serve(toy("moe"), *SLOTS)
     assert "--track" in run(server).stderr
     assert "ask the server something" in run(server, "--track").stderr

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import toys
 from backend import require_backend
 from fault.interleave import interleave, table
+
+import toys
 
 pytestmark = pytest.mark.server
 

@@ -21,7 +21,7 @@ from pyrun.upstream.pin import read_pin
 pytestmark = pytest.mark.server
 
 
-def test_server_does_not_say_which_llama_run_it_is(default_server: Server) -> None:
+def test_server_says_which_llama_run_it_is(default_server: Server) -> None:
     pin = read_pin(Home(ROOT).pin)
     props = requests.get(f"{default_server.url}/props", timeout=10).json()
     assert props["llama_run"] == {"version": version(), "pin": pin.commit}
@@ -31,43 +31,43 @@ def test_server_does_not_say_which_llama_run_it_is(default_server: Server) -> No
     assert f"commit {pin.short_commit}" in printed.stderr
 
 
-def test_browser_gets_a_404(default_server: Server) -> None:
+def test_browser_gets_a_page(default_server: Server) -> None:
     page = requests.get(default_server.url, timeout=10)
     assert page.status_code == 200 and "<html" in page.text
 
 
-def test_own_page_is_not_served(start_server: StartServer) -> None:
+def test_own_page_is_served(start_server: StartServer) -> None:
     server = start_server(None, "--", "--path", str(ROOT / "pyrun" / "web"))
     page = requests.get(server.url, timeout=10)
     assert page.status_code == 200 and "<title>llama-run</title>" in page.text
 
 
-def test_wide_open_default(default_server: Server) -> None:
+def test_default_listens_on_this_machine_alone(default_server: Server) -> None:
     addresses = {c.laddr.ip for c in psutil.Process(default_server.pid).net_connections() if c.status == "LISTEN"}
     assert addresses == {"127.0.0.1"}
 
 
-def test_knowledge_is_lost_in_the_build(default_server: Server) -> None:
+def test_knowledge_survives_the_build(default_server: Server) -> None:
     """A wrong kernel gives fluent nonsense; the next word here is one that even a small model knows."""
     body = {"prompt": "The capital of France is", "n_predict": 1, "temperature": 0}
     assert default_server.post("/completion", body).json()["content"] == " Paris"
 
 
-def test_ctrl_c_leaves_a_process(start_server: StartServer) -> None:
+def test_ctrl_c_leaves_no_process(start_server: StartServer) -> None:
     server = start_server()
     pid = server.pid
     assert server.stop() == 0
     assert not is_running(pid) and "stopped" in server.said()
 
 
-def test_sigterm_leaves_a_process(start_server: StartServer) -> None:
+def test_sigterm_leaves_no_process(start_server: StartServer) -> None:
     server = start_server()
     pid = server.pid
     server.launcher.terminate()
     assert server.launcher.wait(30) == 0 and not is_running(pid)
 
 
-def test_killed_server_stays_away(start_server: StartServer) -> None:
+def test_killed_server_comes_back(start_server: StartServer) -> None:
     server = start_server()
     first = server.pid
     os.kill(first, signal.SIGKILL)
@@ -76,7 +76,7 @@ def test_killed_server_stays_away(start_server: StartServer) -> None:
     assert server.pid != first and "killed by SIGKILL; starting again" in server.said()
 
 
-def test_killed_launcher_leaves_its_server(start_server: StartServer) -> None:
+def test_killed_launcher_takes_its_server_along(start_server: StartServer) -> None:
     server = start_server()
     pid = server.pid
     server.launcher.kill()
@@ -84,7 +84,7 @@ def test_killed_launcher_leaves_its_server(start_server: StartServer) -> None:
     wait_until(lambda: not is_running(pid), 5, "the server is gone")
 
 
-def test_busy_port_is_fought_over(default_server: Server) -> None:
+def test_busy_port_is_not_fought_over(default_server: Server) -> None:
     second = subprocess.run(
         [str(ROOT / "llama-run"), "--server", "--no-build", "--port", str(default_server.port)],
         capture_output=True,
@@ -96,7 +96,7 @@ def test_busy_port_is_fought_over(default_server: Server) -> None:
     assert default_server.is_healthy()
 
 
-def test_wrong_server_flag_is_tried_again_and_again(start_server: StartServer) -> None:
+def test_wrong_server_flag_is_tried_once(start_server: StartServer) -> None:
     started = time.monotonic()
     server = start_server(None, "--", "--no-such-flag", ready=False)
     assert server.launcher.wait(60) == 1
@@ -104,7 +104,7 @@ def test_wrong_server_flag_is_tried_again_and_again(start_server: StartServer) -
     assert time.monotonic() - started < 30
 
 
-def test_model_that_the_server_refuses_is_not_explained(start_server: StartServer, tmp_path: Path) -> None:
+def test_model_that_the_server_refuses_is_explained(start_server: StartServer, tmp_path: Path) -> None:
     """A file that is whole and says nonsense: we cannot know, the server does."""
     (tmp_path / "odd.gguf").write_bytes(gguf_bytes({"general.architecture": "abacus"}))
     server = start_server(tmp_path / "odd.gguf", ready=False)

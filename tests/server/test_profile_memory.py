@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT, free_port, wait_until
-from toys import ensure
 
 from pyrun.home import Home
 from pyrun.models.facts import model_facts
 from pyrun.models.gguf import read_gguf
+from toys import ensure
 
 pytestmark = pytest.mark.server
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     "name", ["dense", "moe", "mla", "swa-gemma3", "swa-gptoss", "hybrid-moe", "hybrid-mamba", "recurrent"]
 )
-def test_context_takes_more_than_was_said(name: str, kind: str, tmp_path: Path) -> None:
+def test_context_takes_what_was_said(name: str, kind: str, tmp_path: Path) -> None:
     path = ensure(name, ROOT / ".cache" / "toys")
     log = tmp_path / "log"
     binary = str(Home(ROOT).server_binary("cpu"))

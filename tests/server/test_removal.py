@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cache_server import Answer, CacheServer, Serve, Tokens, toy
 from helpers import wait_until
+
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server

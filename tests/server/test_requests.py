@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from cache_server import CacheServer, Serve, say, toy
 from click.testing import CliRunner
-from toys.corpus import TEXT
 
 from pyrun.cli.main import cli
+from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
 

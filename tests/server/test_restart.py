@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import requests
-import toys
 from backend import BACKEND
 from helpers import ROOT, wait_until
 from server_fixtures import Server, StartServer
 
+import toys
 from pyrun.cache.look import count_conversations
 from pyrun.cache.owners import fingerprints_of
 
@@ -58,7 +58,7 @@ def ask(server: Server, path: str) -> Any:
     return requests.get(f"{server.url}{path}", timeout=10).json()
 
 
-def test_conversation_is_lost_by_ctrl_c(start_server: StartServer, tmp_path: Path, dense: Path) -> None:
+def test_conversation_outlives_ctrl_c(start_server: StartServer, tmp_path: Path, dense: Path) -> None:
     flags = ("--cache-ssd", str(tmp_path / "kv"), "--ctx", "4096")
     model = None if BACKEND == "cpu" else dense  # the built-in one, where it does not take minutes
     server = start_server(model, *flags)
@@ -81,7 +81,7 @@ def test_conversation_is_lost_by_ctrl_c(start_server: StartServer, tmp_path: Pat
     never_stopped.stop()
 
 
-def test_turned_off_cache_writes(start_server: StartServer, dense: Path) -> None:
+def test_turned_off_cache_writes_nothing(start_server: StartServer, dense: Path) -> None:
     server = start_server(dense, "--no-cache-ssd", "--ctx", "2048")
     wait_until(lambda: "cache: off: not asked for" in server.said(), 10, server.said())
     answer = server.post("/completion", {"prompt": "Hello!", "n_predict": 2}).json()
@@ -89,7 +89,7 @@ def test_turned_off_cache_writes(start_server: StartServer, dense: Path) -> None
     assert server.stop() == 0 and not (server.output.parent / "kv-cache").exists()
 
 
-def test_key_of_the_server_keeps_the_launcher_out(start_server: StartServer, dense: Path) -> None:
+def test_key_of_the_server_does_not_keep_the_launcher_out(start_server: StartServer, dense: Path) -> None:
     server = start_server(dense, "--ctx", "2048", "--", "--api-key", "secret")
     wait_until(lambda: "kv-cache, 0 conversations, " in server.said(), 10, server.said())
     assert cli("ls", "--url", server.url, key="secret")["models"][0]["conversations"] == []
@@ -98,7 +98,7 @@ def test_key_of_the_server_keeps_the_launcher_out(start_server: StartServer, den
     assert server.stop() == 0
 
 
-def test_second_server_does_not_say_why_it_has_no_cache(start_server: StartServer, dense: Path, tmp_path: Path) -> None:
+def test_second_server_says_why_it_has_no_cache(start_server: StartServer, dense: Path, tmp_path: Path) -> None:
     flags = ("--cache-ssd", str(tmp_path), "--ctx", "2048")
     first = start_server(dense, *flags)
     second = start_server(dense, *flags)
@@ -108,7 +108,7 @@ def test_second_server_does_not_say_why_it_has_no_cache(start_server: StartServe
     assert second.stop() == 0 and first.stop() == 0
 
 
-def test_cli_and_server_count_differently(start_server: StartServer, dense: Path, tmp_path: Path) -> None:
+def test_cli_and_server_count_alike(start_server: StartServer, dense: Path, tmp_path: Path) -> None:
     server = start_server(dense, "--cache-ssd", str(tmp_path), "--ctx", "4096", "--", "--parallel", "1")
     # Two conversations; the second drives the first out of the only slot, so that it is restored.
     for system, question in ((2 * SYSTEM, "Which river?"), ("Be brief.", "Why?"), (2 * SYSTEM, "Which mountain?")):
@@ -148,7 +148,7 @@ def test_cli_and_server_count_differently(start_server: StartServer, dense: Path
     assert running_stats["models"][0] | {"bytes": model["bytes"], "restores": None} == model
 
 
-def test_state_does_not_say_what_computed_it(start_server: StartServer, dense: Path, tmp_path: Path) -> None:
+def test_state_says_what_computed_it(start_server: StartServer, dense: Path, tmp_path: Path) -> None:
     server = start_server(dense, "--cache-ssd", str(tmp_path), "--ctx", "2048")
     first_turn(server)
     server.post("/cache/flush", {})

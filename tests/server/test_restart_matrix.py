@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import toys
 from cache_server import TABLE, Answer, CacheServer, Messages, Serve, Tokens, say, smollm2, starter, toy
 from helpers import wait_until
+
+import toys
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
@@ -205,7 +206,7 @@ def table(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_restart_loses_state(
+def test_restart_keeps_state(
     reference: Reference, end: str, serve: Serve, tmp_path: Path, table: list[list[str]]
 ) -> None:
     case = reference.case

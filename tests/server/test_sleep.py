@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cache_server import CacheServer, Serve, toy
 from helpers import wait_until
+
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import toys
 from cache_server import CacheServer, Serve, Tokens, toy
+
+import toys
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server

@@ -1,6 +1,6 @@
 """State saved by one process and restored by another, for every kind of memory: equal bit by bit.
 
-The work is done by kernels/llama/state_test.cpp and rows_test.cpp, which are built beside llama-server.
+The work is done by kernels/llama/state_test.cpp and kernels/libllama/rows_test.cpp, built beside llama-server.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import toys
 from helpers import ROOT
 
+import toys
 from pyrun.home import Home
 
 pytestmark = pytest.mark.server
@@ -37,7 +37,7 @@ def run(program: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "kv_type", "flash"), CASES)
-def test_restored_state_differs_in_a_new_process(tmp_path: Path, name: str, kv_type: str, flash: str) -> None:
+def test_restored_state_is_the_same_in_a_new_process(tmp_path: Path, name: str, kv_type: str, flash: str) -> None:
     options = (toy(name), str(tmp_path), "-k", kv_type, "-f", flash)
     run("state_test", "save", *options)
     # Rows may be cut anywhere; folded state goes back to the anchor of the static prefix.
@@ -45,7 +45,7 @@ def test_restored_state_differs_in_a_new_process(tmp_path: Path, name: str, kv_t
     assert run("state_test", "restore", *options) == f"restored 300, 593 and {shorter} tokens: equal\n"
 
 
-def test_other_settings_restore_foreign_state(tmp_path: Path) -> None:
+def test_other_settings_restore_no_foreign_state(tmp_path: Path) -> None:
     """Another K/V type has another fingerprint: nothing is found, rather than misread."""
     run("state_test", "save", toy("dense"), str(tmp_path))
     result = subprocess.run(
@@ -54,7 +54,7 @@ def test_other_settings_restore_foreign_state(tmp_path: Path) -> None:
     assert result.returncode == 1 and "nothing to load" in result.stderr
 
 
-def test_models_of_one_shape_share_a_fingerprint(tmp_path: Path) -> None:
+def test_models_of_one_shape_have_fingerprints_of_their_own(tmp_path: Path) -> None:
     """A fine-tune differs in its tensors only."""
     model = Path(toy("dense"))
     other = tmp_path / "other.gguf"
@@ -66,12 +66,12 @@ def test_models_of_one_shape_share_a_fingerprint(tmp_path: Path) -> None:
     assert len([path for path in (tmp_path / "kv-cache").iterdir() if path.is_dir()]) == 2
 
 
-def test_draft_model_disturbs_its_target(tmp_path: Path) -> None:
+def test_draft_model_does_not_disturb_its_target(tmp_path: Path) -> None:
     output = run("state_test", "pair", toy("hybrid-moe"), str(tmp_path), "-d", toy("dense"))
     assert output == "target and draft restored: equal\n"
 
 
 @pytest.mark.parametrize("name", ["dense", "mla", "recurrent", "uncut", "hybrid-mamba", "swa-gemma3"])
-def test_rows_are_cut_or_put_back_wrong(name: str) -> None:
+def test_rows_are_cut_and_put_back_right(name: str) -> None:
     """Fragmented cells, other sequences, unified and split caches, malformed input: see rows_test.cpp."""
     assert run("rows_test", toy(name), "-f", "20").endswith(": 0 failed\n")

@@ -16,6 +16,7 @@ import requests
 from backend import PATIENCE
 from cache_server import CacheServer, Serve, smollm2, toy
 from helpers import wait_until
+
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
-import toys
 from helpers import ROOT
 from server_fixtures import StartServer
+
+import toys
 
 pytestmark = pytest.mark.server
 
 
 @pytest.mark.parametrize("flags", [(), ("-ctk", "q8_0", "-ctv", "q8_0", "-fa", "on")], ids=["f16", "q8_0"])
 @pytest.mark.parametrize("name", toys.MODELS)
-def test_toy_model_does_not_answer(start_server: StartServer, name: str, flags: tuple[str, ...]) -> None:
+def test_toy_model_answers(start_server: StartServer, name: str, flags: tuple[str, ...]) -> None:
     server = start_server(toys.ensure(name, ROOT / ".cache" / "toys"), "--ctx", "2048", "--", *flags)
     messages = [
         {"role": "system", "content": "You are a toy. 你好 \N{LLAMA}"},

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import requests
-import toys
 from cache_server import Answer, CacheServer, Serve, Tokens, say, toy
 from helpers import wait_until
-from toys.corpus import TEXT
 
+import toys
 from pyrun import _kernels
+from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
 
@@ -45,7 +45,7 @@ def common(a: Tokens, b: Tokens) -> int:
 
 
 @pytest.mark.parametrize("name", toys.MODELS)
-def test_user_gets_state_of_another(serve: Serve, kv: Path, name: str) -> None:
+def test_user_gets_no_state_of_another(serve: Serve, kv: Path, name: str) -> None:
     prompt = "\n".join(LINES[:7])
     one_slot = "--parallel", "1", "--ctx-size", "4096"
 
@@ -92,7 +92,7 @@ class Customer:
         self.answers.append(answer)
 
 
-def test_500_requests_and_crashes_cross_users(serve: Serve, kv: Path) -> None:
+def test_500_requests_and_crashes_cross_no_users(serve: Serve, kv: Path) -> None:
     rounds, requests_each = 5, 20
     keys: dict[str, set[str]] = defaultdict(set)
     customers: list[Customer] = []
@@ -170,7 +170,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_ids_that_break_the_rule(serve: Serve, kv: Path) -> None:
+def test_only_ids_that_break_the_rule_are_refused(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), *SLOTS, cache=kv)
     for route, body in ROUTES.items():
         for name, (user, is_valid) in IDS.items():
@@ -325,7 +325,7 @@ def test_users_do_not_learn_what_is_stored_for_other_settings(serve: Serve, kv: 
     assert server.complete(prompt).miss == "other_fingerprint"
 
 
-def test_id_matters_where_nothing_is_kept(serve: Serve) -> None:
+def test_id_matters_only_where_something_is_kept(serve: Serve) -> None:
     """Without the cache and without a limit it is upstream's server, which takes any."""
     server = serve(toy("dense"), *SLOTS)
     body = ROUTES["/v1/messages"] | {"llama_user_id": "ann@example.org"}
@@ -343,7 +343,7 @@ def long_request(server: CacheServer, user: str, stream: bool = False) -> reques
     return server.request("POST", "/completion", body, stream=stream)
 
 
-def test_user_takes_more_than_the_allowed_places(serve: Serve, kv: Path) -> None:
+def test_user_takes_no_more_than_the_allowed_places(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), *SLOTS, "--max-concurrent-per-user", "2", cache=kv)
     start = threading.Barrier(10)
 
@@ -367,7 +367,7 @@ def test_user_takes_more_than_the_allowed_places(serve: Serve, kv: Path) -> None
         assert int(refused.headers["Retry-After"]) >= 1 and "2" in error["message"]
 
 
-def test_place_stays_taken(serve: Serve, kv: Path) -> None:
+def test_place_becomes_free(serve: Serve, kv: Path) -> None:
     """After errors, cancels and dropped connections both places of the user can be had again."""
     server = serve(toy("dense"), *SLOTS, "--max-concurrent-per-user", "2", cache=kv)
 
@@ -396,7 +396,7 @@ def test_place_stays_taken(serve: Serve, kv: Path) -> None:
         wait_until(places_are_free, 20, "two places for ann, and not three")
 
 
-def test_burst_of_a_user_pushes_others_out_of_ram(serve: Serve, kv: Path) -> None:
+def test_burst_of_a_user_leaves_others_in_ram(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "2048", "--cache-ssd-ram", "4M", cache=kv)
     prompt = "\n".join(LINES[:6])
     size = server.complete(prompt, llama_user_id="ann").prompt_size

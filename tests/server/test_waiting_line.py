@@ -11,6 +11,7 @@ import pytest
 import requests
 from cache_server import CacheServer, Serve, toy
 from helpers import wait_until
+
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server

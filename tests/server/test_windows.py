@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cache_server import Serve, toy
+
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server

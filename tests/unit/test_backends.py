@@ -119,7 +119,7 @@ def _configured(snapshot: Snapshot, backend: str) -> str:
     return " ".join([*(f"{name}={value}" for name, value in added.environment.items()), "cmake", *words]) + run
 
 
-def test_backend_is_configured_otherwise(tmp_path: Path) -> None:
+def test_backend_is_configured_as_the_table_says(tmp_path: Path) -> None:
     made = table(tmp_path)
     print(made)
     assert made == GOLDEN.read_text(encoding="utf-8"), f"if every change is meant, write what is printed to {GOLDEN}"
@@ -145,21 +145,21 @@ def test_backend_is_configured_otherwise(tmp_path: Path) -> None:
         ("Apple M2 Pro, 32 GB", [], True, "cpu"),
     ],
 )
-def test_wrong_backend_is_chosen(tmp_path: Path, name: str, built: list[str], may_build: bool, expected: str) -> None:
+def test_right_backend_is_chosen(tmp_path: Path, name: str, built: list[str], may_build: bool, expected: str) -> None:
     snapshot = variant(name, tmp_path)
     machine = describe(snapshot)
     backend, why = choose_backend(machine, standings(snapshot, machine, built), may_build=may_build)
     assert backend == expected and why
 
 
-def test_choice_does_not_say_what_would_be_better(tmp_path: Path) -> None:
+def test_choice_says_what_would_be_better(tmp_path: Path) -> None:
     snapshot = variant("RTX 4060 laptop, 32 GB", tmp_path)
     machine = describe(snapshot)
     _, why = choose_backend(machine, standings(snapshot, machine, []))
     assert why == "cuda would be better, and lacks the CUDA compiler: sudo apt install nvidia-cuda-toolkit"
 
 
-def test_rocm_that_is_named_is_passed_over(tmp_path: Path) -> None:
+def test_rocm_that_is_named_is_used(tmp_path: Path) -> None:
     files = dict(HALO.files) | rocm("gfx1151", root=SDK) | rocm("gfx1100", root="/mine")
     machine = replace(HALO, files=files, rocm_sdk=SDK)
     first, second = (find_rocm(snapshot_of(machine, tmp_path, e)) for e in ({}, {"ROCM_PATH": "/mine/"}))
@@ -167,7 +167,7 @@ def test_rocm_that_is_named_is_passed_over(tmp_path: Path) -> None:
     assert second and second.root == "/mine" and second.compiler == "/mine/lib/llvm/bin/clang++"
 
 
-def test_nvcc_outside_the_path_is_not_found(tmp_path: Path) -> None:
+def test_nvcc_outside_the_path_is_found(tmp_path: Path) -> None:
     machine = replace(MACHINES["H200 server"], programs=("c++",))
     nvcc = tmp_path / "usr" / "local" / "cuda" / "bin" / "nvcc"
     nvcc.parent.mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_nvcc_outside_the_path_is_not_found(tmp_path: Path) -> None:
     assert added["CMAKE_CUDA_COMPILER"] == str(nvcc) and added["CUDAToolkit_ROOT"] == str(nvcc.parents[1])
 
 
-def test_vulkan_sdk_of_the_user_is_passed_over(tmp_path: Path) -> None:
+def test_vulkan_sdk_of_the_user_is_used(tmp_path: Path) -> None:
     old = vulkan_packages((1, 3, 204))
     new = {f"/sdk{name.removeprefix('/usr')}": text for name, text in vulkan_packages((1, 4, 321)).items()}
     machine = Recorded("x", base(ZEN4_CPU, 27.2, "ubuntu") | PHOENIX | old | new, RADV, programs=("c++", "glslc"))
@@ -187,7 +187,7 @@ def test_vulkan_sdk_of_the_user_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("backend", "left_out"), [("cuda", "CMAKE_CUDA_ARCHITECTURES"), ("rocm", "AMDGPU_TARGETS")])
-def test_build_for_another_machine_is_for_this_ones_card(tmp_path: Path, backend: str, left_out: str) -> None:
+def test_build_for_another_machine_is_for_its_card(tmp_path: Path, backend: str, left_out: str) -> None:
     machine = Recorded("x", base(ZEN4_CPU, 27.2, "arch") | rocm("gfx1100"), programs=("c++", "nvcc"))
     snapshot = snapshot_of(machine, tmp_path)
     with pytest.raises(UserError, match="cannot be built here: no (AMD|NVIDIA) graphics"):
@@ -197,14 +197,14 @@ def test_build_for_another_machine_is_for_this_ones_card(tmp_path: Path, backend
     assert left_out not in added and added["GGML_NATIVE"] == "OFF" and added["GGML_AVX512_BF16"] == "ON"
 
 
-def test_card_of_another_machine_cannot_be_named(tmp_path: Path) -> None:
+def test_card_of_another_machine_can_be_named(tmp_path: Path) -> None:
     machine = Recorded("x", base(ZEN4_CPU, 27.2, "arch") | rocm("gfx1100"))
     snapshot = snapshot_of(machine, tmp_path, {"LLAMA_GFX_ARCH_OVERRIDE": "gfx1151,gfx1100"})
     check_buildable(snapshot, describe(snapshot), "rocm", "zen4")
     assert addition(snapshot, describe(snapshot), "rocm", "zen4").definitions["AMDGPU_TARGETS"] == "gfx1100;gfx1151"
 
 
-def test_old_rocm_is_found_out_by_cmake(tmp_path: Path) -> None:
+def test_old_rocm_is_found_out_before_cmake(tmp_path: Path) -> None:
     hip = {"/usr/lib/x86_64-linux-gnu/cmake/hip/hip-config-version.cmake": 'set(PACKAGE_VERSION "5.7.31921")\n'}
     files = base(ZEN4_CPU, 27.2, "debian") | PHOENIX | rocm("gfx1100", root="/usr") | hip
     snapshot = snapshot_of(Recorded("x", files, programs=("c++", "hipcc")), tmp_path)
@@ -216,13 +216,13 @@ def test_old_rocm_is_found_out_by_cmake(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "message"), [("graviton3", "another kind of processor"), ("z80", "neither an instruction set nor")]
 )
-def test_wrong_target_is_built_for(tmp_path: Path, target: str, message: str) -> None:
+def test_right_target_is_built_for(tmp_path: Path, target: str, message: str) -> None:
     snapshot = variant("7840U handheld, 32 GB", tmp_path)
     with pytest.raises(UserError, match=message):
         addition(snapshot, describe(snapshot), "cpu", target)
 
 
-def test_override_of_the_processor_is_not_built_for(tmp_path: Path) -> None:
+def test_override_of_the_processor_is_built_for(tmp_path: Path) -> None:
     snapshot = variant("7840U handheld, 32 GB", tmp_path, LLAMA_CPU_ISA_OVERRIDE="avx2")
     added = addition(snapshot, describe(snapshot), "vulkan").definitions
     assert added["GGML_NATIVE"] == "OFF" and added["GGML_AVX2"] == "ON" and added["GGML_AVX512"] == "OFF"
@@ -262,7 +262,7 @@ def record(tmp_path: Path, tool: str, what: str) -> list[str]:
     return (tmp_path / f"record.{tool}.{what}").read_text().splitlines()
 
 
-def test_rocm_build_is_called_otherwise(tmp_path: Path, tools: Path) -> None:
+def test_rocm_build_is_called_by_its_name(tmp_path: Path, tools: Path) -> None:
     home = Home(tmp_path / "home")
     home.kernels.mkdir(parents=True)
     snapshot = variant("Strix Halo, ROCm in deps", tmp_path / "machine")
@@ -309,7 +309,7 @@ def test_rocm_build_is_called_otherwise(tmp_path: Path, tools: Path) -> None:
     assert build(home, BuildRequest("rocm", web_ui=False), snapshot).changed
 
 
-def test_build_for_another_machine_replaces_this_ones(tmp_path: Path, tools: Path) -> None:
+def test_build_for_another_machine_leaves_this_ones(tmp_path: Path, tools: Path) -> None:
     home = Home(tmp_path / "home")
     home.kernels.mkdir(parents=True)
     snapshot = variant("7840U handheld, 32 GB", tmp_path / "machine")
@@ -319,7 +319,7 @@ def test_build_for_another_machine_replaces_this_ones(tmp_path: Path, tools: Pat
     assert not build(home, BuildRequest("cpu"), snapshot).changed
 
 
-def test_old_vulkan_headers_are_compiled_with(tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_vulkan_headers_are_not_compiled_with(tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path / "home")
     home.kernels.mkdir(parents=True)
     monkeypatch.setattr(builder, "ensure_vulkan_headers", lambda deps, found: deps / found / "include")
@@ -344,7 +344,7 @@ def use(monkeypatch: pytest.MonkeyPatch, snapshot: Snapshot) -> None:
         monkeypatch.setattr(f"{module}.take_snapshot", lambda home, backend: snapshot)
 
 
-def test_all_stops_at_what_cannot_be_built(
+def test_all_goes_on_past_what_cannot_be_built(
     tmp_path: Path, tools: Path, clone: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, variant("7840U handheld, 32 GB", tmp_path / "machine"))
@@ -356,7 +356,7 @@ def test_all_stops_at_what_cannot_be_built(
     assert "left out: cuda cannot be built here: no NVIDIA graphics" in err
 
 
-def test_missing_toolchain_is_found_out_by_cmake(
+def test_missing_toolchain_is_found_out_before_cmake(
     tmp_path: Path, tools: Path, clone: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, variant("Strix Point, 32 GB", tmp_path / "machine"))
@@ -368,7 +368,7 @@ def test_missing_toolchain_is_found_out_by_cmake(
     assert not (tmp_path / "record.cmake.arguments").exists()
 
 
-def test_card_without_its_driver_is_built_for(tmp_path: Path) -> None:
+def test_card_without_its_driver_is_not_built_for(tmp_path: Path) -> None:
     machine = Recorded("x", base(ZEN4_CPU, 27.2, "debian") | card(0, 0x10DE, 0x28E0), programs=("c++", "nvcc"))
     snapshot = snapshot_of(machine, tmp_path)
     with pytest.raises(UserError, match="missing: NVIDIA's driver$") as caught:
@@ -388,7 +388,7 @@ def test_card_without_its_driver_is_built_for(tmp_path: Path) -> None:
         ("5800H laptop, 32 GB", "vulkan", "warning: no device for vulkan (missing: a Vulkan driver)"),
     ],
 )
-def test_server_computes_on_the_processor_in_silence(
+def test_server_that_computes_on_the_processor_says_so(
     tmp_path: Path, name: str, backend: str, expected: str | None
 ) -> None:
     snapshot = variant(name, tmp_path)
@@ -396,7 +396,7 @@ def test_server_computes_on_the_processor_in_silence(
     assert said is None if expected is None else said and said.startswith(expected)
 
 
-def test_list_of_backends_hides_something(
+def test_list_of_backends_hides_nothing(
     tmp_path: Path, tools: Path, clone: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, variant("Debian 12 with old Vulkan headers", tmp_path / "machine"))
@@ -438,7 +438,7 @@ esac
         ("-j 2 --rocm --no-web-ui", "buildable", ["--backend rocm -j 2 --no-web-ui"]),
     ],
 )
-def test_rebuild_builds_something_else(tmp_path: Path, arguments: str, vulkan: str, calls: list[str]) -> None:
+def test_rebuild_builds_the_same(tmp_path: Path, arguments: str, vulkan: str, calls: list[str]) -> None:
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "rebuild", tmp_path / "scripts")
     (tmp_path / "llama-run").write_text(LAUNCHER)
@@ -448,7 +448,7 @@ def test_rebuild_builds_something_else(tmp_path: Path, arguments: str, vulkan: s
     assert (tmp_path / "calls").read_text().splitlines() == [f"build {call}" for call in calls]
 
 
-def test_checkout_without_the_native_module_cannot_build(tmp_path: Path) -> None:
+def test_checkout_without_the_native_module_can_build(tmp_path: Path) -> None:
     """As on a machine where nothing can be installed: the modules as they lie, and no compiled one."""
     shutil.copytree(ROOT / "pyrun", tmp_path / "pyrun", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     (tmp_path / "llama.cpp").mkdir()

@@ -29,6 +29,6 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_in_a_finaliser_is_lost() -> None:
+def test_ctrl_c_in_a_finaliser_is_heard() -> None:
     result = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (result.stdout, result.stderr) == ("kept\n", "")

@@ -113,7 +113,7 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "can_draw", lambda: False)
 
 
-def test_report_leaves_a_scenario_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_every_scenario(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path, summary_of())
     assert report(run) == 0
     page = (run / "cpu" / "a-model-0" / "summary.md").read_text()
@@ -129,7 +129,7 @@ def test_report_leaves_a_scenario_out(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "eleven turns" in capsys.readouterr().out
 
 
-def test_plot_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_plot_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(plots, "can_draw", lambda: True)
     run = write_run(tmp_path, summary_of())
@@ -146,13 +146,13 @@ def test_plot_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert again.read_bytes() == drawn.read_bytes(), "the same data, another file"
 
 
-def test_report_needs_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_does_without_matplotlib(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(write_run(tmp_path, summary_of())) == 0
     assert "plots were skipped" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.png"))
 
 
-def test_invalid_result_does_not_fail_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_result_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = summary_of()
     bad["scenarios"]["restart"]["problems"] = ["the warm answer parts from the cold one"]
     run = write_run(tmp_path, summary_of(), bad)
@@ -161,7 +161,7 @@ def test_invalid_result_does_not_fail_the_run(tmp_path: Path, capsys: pytest.Cap
     assert "**Problem:** the warm answer" in (run / "cpu" / "a-model-1" / "summary.md").read_text()
 
 
-def test_interrupted_run_cannot_be_reported(tmp_path: Path) -> None:
+def test_interrupted_run_can_be_reported(tmp_path: Path) -> None:
     cut = summary_of()
     cases = [{"size": "small", "peers": {"llama-run": {"rounds": []}}}]
     cut["scenarios"] = {
@@ -183,7 +183,7 @@ def test_interrupted_run_cannot_be_reported(tmp_path: Path) -> None:
         ("complete", ""),
     ],
 )
-def test_report_hides_that_a_run_was_cut_off(
+def test_report_says_that_a_run_was_cut_off(
     status: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path, summary_of())
@@ -198,14 +198,14 @@ def test_report_hides_that_a_run_was_cut_off(
     ("content", "message"),
     [("{", "not valid JSON"), ("[]", "not a result"), ('{"schema": 99, "model": {}}', "results of version 99")],
 )
-def test_broken_result_is_a_traceback(tmp_path: Path, content: str, message: str) -> None:
+def test_broken_result_is_an_error(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "cpu" / "m").mkdir(parents=True)
     (tmp_path / "cpu" / "m" / "summary.json").write_text(content)
     with pytest.raises(UserError, match=message):
         read_models(tmp_path)
 
 
-def test_empty_folder_is_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_folder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(tmp_path) == 1
     assert "holds no results" in capsys.readouterr().err
 
@@ -220,11 +220,11 @@ def test_empty_folder_is_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixtu
         (Figure(0, 0, 0), Figure(1, 1, 1), "same"),
     ],
 )
-def test_noise_is_taken_for_a_difference(a: Figure, b: Figure, expected: str) -> None:
+def test_noise_is_not_taken_for_a_difference(a: Figure, b: Figure, expected: str) -> None:
     assert judge(a, b) == expected
 
 
-def test_comparison_misses_what_became_slower(tmp_path: Path) -> None:
+def test_comparison_finds_what_became_slower(tmp_path: Path) -> None:
     slower, other = summary_of(warm_ms=40.0), copy.deepcopy(summary_of())
     del other["scenarios"]["load"]
     other["model"]["name"] = "b-model"
@@ -236,7 +236,7 @@ def test_comparison_misses_what_became_slower(tmp_path: Path) -> None:
     assert len(list(figures(summary_of()))) > 12
 
 
-def test_unlike_runs_are_compared_without_a_word(tmp_path: Path) -> None:
+def test_unlike_runs_are_compared_with_a_warning(tmp_path: Path) -> None:
     other = summary_of()
     other["machine"] |= {"cpu": "Another CPU", "gpus": [{"name": "A GPU"}]}
     other["flags"] = {"restart": "--parallel 2", "agent": "--parallel 1"}
@@ -295,7 +295,7 @@ def piece(text: str) -> str:
     return json.dumps({"choices": [{"delta": {"content": text}}]})
 
 
-def test_any_openai_server_is_no_peer() -> None:
+def test_any_openai_server_is_a_peer() -> None:
     usage = {"prompt_tokens": 50, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 40}}
     events = [piece(""), piece("Hel"), piece("lo"), json.dumps({"choices": [], "usage": usage}), "[DONE]"]
     with serving(events) as url:
@@ -315,7 +315,7 @@ def test_any_openai_server_is_no_peer() -> None:
         ([], 500, "500"),
     ],
 )
-def test_peer_that_breaks_off_is_a_traceback(events: list[str], status: int, message: str) -> None:
+def test_peer_that_breaks_off_is_an_error(events: list[str], status: int, message: str) -> None:
     with serving(events, status) as url, pytest.raises(PeerError, match=message):
         Remote("them", url, model_name="their-model").chat([{"role": "user", "content": "Hello?"}], 8)
 
@@ -330,7 +330,7 @@ def test_peer_that_breaks_off_is_a_traceback(events: list[str], status: int, mes
         (["agent", "--server", "/nowhere/llama-server", "--model", "/nowhere.gguf"], "no file"),
     ],
 )
-def test_wrong_words_are_a_traceback(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_are_an_error(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 1

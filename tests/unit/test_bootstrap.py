@@ -43,40 +43,40 @@ def bootstrap(tools: Path, clone: str = "clone", extras: str = "") -> subprocess
     return subprocess.run([str(script), "--version"], env=environment, capture_output=True, text=True)
 
 
-def test_missing_python_is_not_explained(bare_machine: Path) -> None:
+def test_missing_python_is_explained(bare_machine: Path) -> None:
     result = bootstrap(bare_machine)
     assert result.returncode == 1
     assert "error: Python 3.10 or newer was not found" in result.stderr
     assert "Debian/Ubuntu: python3 python3-venv · Fedora: python3 · Arch/SteamOS: python" in result.stderr
 
 
-def test_old_python_is_used(bare_machine: Path) -> None:
+def test_old_python_is_not_used(bare_machine: Path) -> None:
     add_tool(bare_machine, "python3", "exit 1")  # its answer to the version check
     assert "Python 3.10 or newer was not found" in bootstrap(bare_machine).stderr
 
 
-def test_missing_venv_module_is_not_explained(bare_machine: Path) -> None:
+def test_missing_venv_module_is_explained(bare_machine: Path) -> None:
     add_tool(bare_machine, "python3", 'case "$2" in *venv*) exit 1 ;; esac')
     result = bootstrap(bare_machine)
     assert result.returncode == 1 and "has no venv module" in result.stderr
     assert "Debian/Ubuntu: python3-venv" in result.stderr
 
 
-def test_missing_compiler_is_not_explained(bare_machine: Path) -> None:
+def test_missing_compiler_is_explained(bare_machine: Path) -> None:
     add_tool(bare_machine, "python3", "exit 0")
     result = bootstrap(bare_machine)
     assert result.returncode == 1 and "error: no C++17 compiler found" in result.stderr
     assert "Debian/Ubuntu: g++ · Fedora: gcc-c++ · Arch/SteamOS: gcc" in result.stderr
 
 
-def test_failed_install_hides_its_reason(bare_machine: Path) -> None:
+def test_failed_install_shows_its_reason(bare_machine: Path) -> None:
     add_tool(bare_machine, "c++", "exit 0")
     add_tool(bare_machine, "python3", 'if [ "$1" = -m ]; then echo no room for a venv; exit 1; fi')
     result = bootstrap(bare_machine)
     assert result.returncode == 1 and "no room for a venv" in result.stderr and "install.log" in result.stderr
 
 
-def test_another_folder_or_a_link_confuses_it(tmp_path: Path) -> None:
+def test_another_folder_or_a_link_does_not_confuse_it(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(os.path.relpath(ROOT / "llama-run", tmp_path))
     result = subprocess.run([str(link), "--version"], cwd=tmp_path, capture_output=True, text=True)
@@ -101,7 +101,7 @@ def add_installer(tools: Path) -> None:
 
 
 @pytest.mark.parametrize("take", [shutil.copytree, shutil.move])
-def test_clone_elsewhere_uses_the_environment_of_the_original(
+def test_clone_elsewhere_has_an_environment_of_its_own(
     bare_machine: Path, take: Callable[[Path, Path], object]
 ) -> None:
     add_installer(bare_machine)
@@ -128,7 +128,7 @@ def test_extras_that_were_asked_for_once_are_installed_with_every_later_version(
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_what_a_linked_environment_leads_to_is_emptied(bare_machine: Path, is_broken: bool) -> None:
+def test_what_a_linked_environment_leads_to_is_left_alone(bare_machine: Path, is_broken: bool) -> None:
     add_installer(bare_machine)
     venv, other = bare_machine.parent / "clone" / ".venv", bare_machine.parent / "other"
     venv.symlink_to(other)
@@ -146,7 +146,7 @@ SHEBANGS = ("#!{}/bin/python3.12\n", '#!/bin/sh\n\'\'\'exec\' "{}/bin/python3.12
 
 @pytest.mark.parametrize("shebang", SHEBANGS)
 @pytest.mark.parametrize("stamp", [None, "installed by an earlier version\n"])
-def test_environment_without_its_place_is_emptied_in_silence(
+def test_environment_without_its_place_is_not_emptied_in_silence(
     bare_machine: Path, shebang: str, stamp: str | None
 ) -> None:
     add_installer(bare_machine)
@@ -165,7 +165,7 @@ def test_environment_without_its_place_is_emptied_in_silence(
         assert (venv / "precious").exists() != is_moved
 
 
-def test_environment_made_by_hand_is_emptied(bare_machine: Path) -> None:
+def test_environment_made_by_hand_is_left_alone(bare_machine: Path) -> None:
     add_installer(bare_machine)
     clone = bare_machine.parent / "clone"
     bootstrap(bare_machine)
@@ -175,7 +175,7 @@ def test_environment_made_by_hand_is_emptied(bare_machine: Path) -> None:
     assert bootstrap(bare_machine).stdout == f"runs {clone} .\n" and (clone / ".venv" / "precious").exists()
 
 
-def test_environment_whose_python_is_gone_is_used(bare_machine: Path) -> None:
+def test_environment_whose_python_is_gone_is_made_anew(bare_machine: Path) -> None:
     add_installer(bare_machine)
     bootstrap(bare_machine)
     (bare_machine.parent / "clone" / ".venv" / "bin" / "python").unlink()
@@ -183,7 +183,7 @@ def test_environment_whose_python_is_gone_is_used(bare_machine: Path) -> None:
     assert "does not run: making its environment again" in first.stderr and second.stderr == ""
 
 
-def test_clone_whose_name_looks_like_extras_is_not_installed(bare_machine: Path) -> None:
+def test_clone_whose_name_looks_like_extras_is_installed(bare_machine: Path) -> None:
     add_installer(bare_machine)
     clone = bare_machine.parent / "clone"
     clone.rename(clone.with_name("clone[x]"))

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from helpers import wait_until
+from helpers import ROOT, wait_until
 
 from pyrun.build import builder
 from pyrun.build.configure import BuildSettings, cmake_definitions
@@ -31,21 +31,21 @@ def write_ninja(folder: Path, *commands: str) -> list[str]:
     return [find_toolchain().ninja, "-C", str(folder), "-j1"]
 
 
-def test_progress_is_not_ninjas(tmp_path: Path) -> None:
+def test_progress_is_ninjas(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     command = write_ninja(tmp_path, "touch out0", "touch out1", "touch out2")
     run_logged(command, tmp_path / "log", on_step=lambda done, total: steps.append((done, total)))
     assert steps == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_build_inside_the_build_sets_the_progress_back(tmp_path: Path) -> None:
+def test_build_inside_the_build_does_not_set_the_progress_back(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     command = write_ninja(tmp_path, "touch out0", "echo '[1/2] inner' && touch out1", *["true"] * 4)
     run_logged(command, tmp_path / "log", on_step=lambda done, total: steps.append((done, total)))
     assert [total for _, total in steps] == [6] * 6
 
 
-def test_failure_hides_what_the_compiler_said(tmp_path: Path) -> None:
+def test_failure_shows_what_the_compiler_said(tmp_path: Path) -> None:
     command = write_ninja(tmp_path, "touch out0", "echo main.cpp:7: no such thing && false")
     with pytest.raises(UserError, match="ninja failed with exit code 1") as caught:
         run_logged(command, tmp_path / "log")
@@ -54,7 +54,7 @@ def test_failure_hides_what_the_compiler_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="a small disk has to be mounted")
-def test_full_disk_is_not_explained(tmp_path: Path) -> None:
+def test_full_disk_is_explained(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:
@@ -67,7 +67,7 @@ def test_full_disk_is_not_explained(tmp_path: Path) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_build_of_a_copied_clone_cannot_be_configured(tmp_path: Path) -> None:
+def test_build_of_a_copied_clone_can_be_configured(tmp_path: Path) -> None:
     tools = find_toolchain()
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
@@ -79,13 +79,26 @@ def test_build_of_a_copied_clone_cannot_be_configured(tmp_path: Path) -> None:
     assert f"CMAKE_HOME_DIRECTORY:INTERNAL={new}\n" in (new / "build" / "CMakeCache.txt").read_text()
 
 
-def test_build_starts_without_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["CMakeLists.txt", "libllama/libllama.cmake", "server/common.cmake", "kvtier/store.h"])
+def test_a_change_to_what_the_server_is_built_from_is_noticed(tmp_path: Path, name: str) -> None:
+    kernels = tmp_path / "kernels"
+    shutil.copytree(ROOT / "kernels", kernels)
+    before = builder._digest(kernels)
+    (kernels / "notes.md").write_text("Nobody compiles this.\n")
+    assert builder._digest(kernels) == before
+    (kernels / name).write_text((kernels / name).read_text() + "\n")
+    assert builder._digest(kernels) != before
+
+
+def test_build_without_room_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a build needs about .* GB, and only .* GB are free"):
         builder._check_space(tmp_path, 1 << 60)
 
 
 @pytest.mark.parametrize(("name", "message"), [(None, "no C\\+\\+17 compiler found"), ("nocc", "that CXX names")])
-def test_missing_compiler_is_found_by_cmake(monkeypatch: pytest.MonkeyPatch, name: str | None, message: str) -> None:
+def test_missing_compiler_is_found_before_cmake(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, message: str
+) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     if name:
         monkeypatch.setenv("CXX", name)
@@ -94,7 +107,7 @@ def test_missing_compiler_is_found_by_cmake(monkeypatch: pytest.MonkeyPatch, nam
     assert "Debian/Ubuntu: g++" in (caught.value.hint or "")
 
 
-def test_server_does_not_know_its_pin() -> None:
+def test_server_knows_its_pin() -> None:
     settings = BuildSettings("cpu", "1.2.3", PIN, Path("/k"), web_ui=False, addition={"GGML_NATIVE": "ON"})
     definitions = cmake_definitions(settings, TOOLS)
     assert definitions["LLAMA_RUN_VERSION"] == "1.2.3"
@@ -109,7 +122,7 @@ def test_server_does_not_know_its_pin() -> None:
     ("backend", "languages"),
     [("cpu", ["C", "CXX"]), ("vulkan", ["C", "CXX"]), ("rocm", ["C", "CXX", "HIP"]), ("cuda", ["C", "CXX", "CUDA"])],
 )
-def test_ccache_is_left_unused(backend: str, languages: list[str]) -> None:
+def test_ccache_is_used(backend: str, languages: list[str]) -> None:
     settings = BuildSettings(backend, "1.2.3", PIN, Path("/k"), web_ui=True, addition={})
     definitions = cmake_definitions(settings, Toolchain("c++", "cmake", "ninja", "/usr/bin/ccache", "npm"))
     used = [name for name, value in definitions.items() if value == "/usr/bin/ccache"]
@@ -117,7 +130,7 @@ def test_ccache_is_left_unused(backend: str, languages: list[str]) -> None:
     assert definitions["LLAMA_BUILD_UI"] == "ON"
 
 
-def test_second_build_does_not_say_whom_it_waits_for(tmp_path: Path) -> None:
+def test_second_build_says_whom_it_waits_for(tmp_path: Path) -> None:
     lock = tmp_path / ".lock"
     script = textwrap.dedent(f"""
         from pathlib import Path
@@ -136,7 +149,7 @@ def test_second_build_does_not_say_whom_it_waits_for(tmp_path: Path) -> None:
     assert out == "built\n"
 
 
-def test_lock_outlives_a_killed_build(tmp_path: Path) -> None:
+def test_lock_dies_with_a_killed_build(tmp_path: Path) -> None:
     lock = tmp_path / ".lock"
     script = "from pathlib import Path; from pyrun.build.lock import build_lock; import time\n"
     script += f"with build_lock(Path({str(lock)!r})): print('held', flush=True); time.sleep(100)"

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from fakes.models import gguf_bytes
 from helpers import ROOT
+from write_docs import cli_page
 
 from pyrun.cli.main import main
 from pyrun.console import duration, size
-from pyrun.docs import cli_page
 from pyrun.server.address import choose_address, find_key
 from pyrun.server.ask import ask
 
@@ -72,7 +72,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ("", "--server [MODEL]"),
     ],
 )
-def test_arguments_are_lost(
+def test_arguments_reach_the_server(
     clone: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -147,7 +147,7 @@ def test_arguments_are_lost(
         ("--download a/b/c", 1, "error: 'a/b/c' is not the name of a repository"),
     ],
 )
-def test_wrong_arguments_are_accepted(
+def test_wrong_arguments_are_refused(
     clone: Path, capsys: pytest.CaptureFixture[str], arguments: str, code: int, expected: str
 ) -> None:
     actual, _, err = run(capsys, *arguments.split())
@@ -170,7 +170,7 @@ def test_wrong_arguments_are_accepted(
         ("--no-cache-ssd -- --cache-ssd /there", None, ["--cache-ssd", "/there"]),
     ],
 )
-def test_wrong_cache_folder_wins(
+def test_right_cache_folder_wins(
     clone: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -188,7 +188,7 @@ def test_wrong_cache_folder_wins(
     assert not (clone / "kv-cache").exists(), "a dry run makes nothing"
 
 
-def test_folder_that_cannot_hold_the_cache_is_found_out_after_loading(
+def test_folder_that_cannot_hold_the_cache_is_found_out_before_loading(
     clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
@@ -212,7 +212,7 @@ def test_folder_that_cannot_hold_the_cache_is_found_out_after_loading(
     assert [entry.name for entry in (clone / "photos").iterdir()] == ["cat.jpg"]
 
 
-def test_cache_folder_is_open_to_others(
+def test_cache_folder_is_closed_to_others(
     clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
@@ -236,7 +236,7 @@ def test_cache_folder_is_open_to_others(
         ("--api-key ,", None, None),
     ],
 )
-def test_own_questions_are_refused(tmp_path: Path, extra: str, variable: str | None, expected: str | None) -> None:
+def test_key_for_own_questions_is_found(tmp_path: Path, extra: str, variable: str | None, expected: str | None) -> None:
     (tmp_path / "keys").write_text("\n# comment\ne\nf\n")
     environment = {} if variable is None else {"LLAMA_API_KEY": variable}
     found = find_key(tuple(extra.format(root=tmp_path).split()), environment)
@@ -246,7 +246,7 @@ def test_own_questions_are_refused(tmp_path: Path, extra: str, variable: str | N
 @pytest.mark.parametrize(
     ("extra", "expected"), [((), "/from-variable"), (("--api-prefix", "/x"), "/x"), (("--api-prefix", ""), "")]
 )
-def test_empty_prefix_does_not_count(extra: tuple[str, ...], expected: str) -> None:
+def test_empty_prefix_counts(extra: tuple[str, ...], expected: str) -> None:
     address = choose_address(None, None, extra, {"LLAMA_ARG_API_PREFIX": "/from-variable"})
     assert address.url == f"http://127.0.0.1:9090{expected}"
 
@@ -267,7 +267,7 @@ def test_empty_prefix_does_not_count(extra: tuple[str, ...], expected: str) -> N
         ("--host 0.0.0.0", {"LLAMA_API_KEY": ""}, True),  # none, as llama-server takes it
     ],
 )
-def test_open_server_without_a_key_is_not_warned_about(
+def test_open_server_without_a_key_is_warned_about(
     clone: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -281,7 +281,7 @@ def test_open_server_without_a_key_is_not_warned_about(
     assert ("warning: 0.0.0.0 can be reached from other machines" in err) is warns
 
 
-def test_address_without_http_is_not_understood() -> None:
+def test_address_without_http_is_understood() -> None:
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -298,7 +298,7 @@ def test_address_without_http_is_not_understood() -> None:
         server.shutdown()
 
 
-def test_one_of_several_models_is_guessed(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_of_several_models_is_not_guessed(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (clone / "models" / "a.gguf").write_bytes(gguf_bytes())
     code, out, err = run(capsys, "--server", "--dry-run")
     assert code == 0 and "/models/a.gguf" in out and "the only model" in err
@@ -312,7 +312,7 @@ def test_one_of_several_models_is_guessed(clone: Path, capsys: pytest.CaptureFix
     assert "hint: `llama-run --list-models` says what is wrong\n" in run(capsys, "--server", "--dry-run")[2]
 
 
-def test_list_of_models_leaves_something_out(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_models_leaves_nothing_out(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = gguf_bytes()
     for name, data in {
         "a-Q4_K_M.gguf": gguf_bytes({"llama.context_length": 8192}),
@@ -336,7 +336,7 @@ def test_list_of_models_leaves_something_out(clone: Path, capsys: pytest.Capture
     assert len(out.splitlines()) == 8
 
 
-def test_one_of_two_lists_is_left_out(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_lists_are_shown(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (clone / "models" / "a.gguf").write_bytes(gguf_bytes())
     code, out, _ = run(capsys, "--list-backends", "--list-models")
     models, backends = out.split("\n\n")
@@ -353,7 +353,7 @@ def test_one_of_two_lists_is_left_out(clone: Path, capsys: pytest.CaptureFixture
     ],
 )
 @pytest.mark.parametrize("flags", [(), ("--noauto",)])
-def test_broken_model_is_started(
+def test_broken_model_is_not_started(
     clone: Path, capsys: pytest.CaptureFixture[str], name: str, data: bytes, expected: str, flags: tuple[str, ...]
 ) -> None:
     (clone / "models" / f"{name}.gguf").write_bytes(data)
@@ -363,14 +363,14 @@ def test_broken_model_is_started(
         assert "not built" not in err  # said before anything is built
 
 
-def test_set_without_its_third_part_is_started(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_set_without_its_third_part_is_not_started(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for n in (1, 2, 4, 5):
         (clone / "models" / f"set-{n:05d}-of-00005.gguf").write_bytes(gguf_bytes())
     code, _, err = run(capsys, "--server", "set", "--no-build")
     assert code == 1 and "error: set is incomplete; missing part 3 of 5 in" in err and "set-00003-of-00005.gguf" in err
 
 
-def test_profile_is_not_explained(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile_is_explained(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (clone / "models" / "a.gguf").write_bytes(gguf_bytes())
     code, out, _ = run(capsys, "--server", "--print-profile", "--", "-b", "99")
     assert code == 0 and "a: llama, dense, F32" in out and "known from: metadata" in out
@@ -378,7 +378,7 @@ def test_profile_is_not_explained(clone: Path, capsys: pytest.CaptureFixture[str
     assert "--ctx-size 4096" in out.splitlines()[-1]
 
 
-def test_noauto_decides_something(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_noauto_decides_nothing(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (clone / "models" / "a.gguf").write_bytes(gguf_bytes())
     _, auto, _ = run(capsys, "--server", "--dry-run")
     _, plain, _ = run(capsys, "--server", "--dry-run", "--noauto")
@@ -389,7 +389,7 @@ def test_noauto_decides_something(clone: Path, capsys: pytest.CaptureFixture[str
     assert "--ctx-size" not in run(capsys, "--server", "--dry-run", "--", "-c", "55")[1]
 
 
-def test_model_that_cannot_fit_is_built_for(
+def test_model_that_cannot_fit_is_not_built_for(
     clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (clone / "models" / "a.gguf").write_bytes(gguf_bytes())
@@ -400,22 +400,22 @@ def test_model_that_cannot_fit_is_built_for(
     assert "--ctx-size 2000000000" in out
 
 
-def test_folder_that_is_no_clone_gives_a_traceback(
+def test_folder_that_is_no_clone_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMA_RUN_HOME", str(tmp_path))
     assert "is not a checkout of llama-run" in run(capsys, "--list-models")[2]
 
 
-def test_cli_page_differs_from_the_commands() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text() == cli_page(), "run `python -m pyrun.docs`"
+def test_cli_page_is_generated_from_the_commands() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == cli_page(), "run `python scripts/write_docs.py`"
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.4, "0 s"), (59, "59 s"), (75, "1 min 15 s"), (3700, "1 h 1 min"), (200_000, "2 d 7 h")],
 )
-def test_duration(seconds: float, text: str) -> None:
+def test_durations_are_said_in_words(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -423,5 +423,5 @@ def test_duration(seconds: float, text: str) -> None:
     ("n_bytes", "text"),
     [(0, "0 B"), (999, "999 B"), (4096, "4.1 kB"), (999_999, "1.0 MB"), (5.3e9, "5.30 GB"), (2e13, "20.00 TB")],
 )
-def test_size(n_bytes: float, text: str) -> None:
+def test_sizes_are_said_in_words(n_bytes: float, text: str) -> None:
     assert size(n_bytes) == text

@@ -39,9 +39,7 @@ def debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_headers_are_fetched_without_their_hash(
-    tmp_path: Path, debian: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_headers_are_fetched_by_their_hash(tmp_path: Path, debian: Path, capsys: pytest.CaptureFixture[str]) -> None:
     include = ensure_vulkan_headers(tmp_path / "deps", "1.3.239")
     assert (include / "vulkan" / "vulkan_core.h").read_text() == "#define VK_HEADER_VERSION 309\n"
     said = " ".join(capsys.readouterr().err.split())
@@ -56,7 +54,7 @@ def test_headers_are_fetched_without_their_hash(
     assert len((debian / "calls").read_text().splitlines()) == 1
 
 
-def test_headers_that_cannot_be_fetched_are_not_explained(tmp_path: Path, debian: Path) -> None:
+def test_headers_that_cannot_be_fetched_are_explained(tmp_path: Path, debian: Path) -> None:
     (debian / "offline").touch()
     with pytest.raises(UserError, match="could not fetch the Vulkan headers .*:\n  E: Could not resolve") as caught:
         ensure_vulkan_headers(tmp_path / "deps", "1.3.239")
@@ -66,7 +64,7 @@ def test_headers_that_cannot_be_fetched_are_not_explained(tmp_path: Path, debian
     assert ensure_vulkan_headers(tmp_path / "deps", "1.3.239").is_dir()
 
 
-def test_mirror_of_something_else_is_asked(tmp_path: Path, debian: Path) -> None:
+def test_mirror_of_something_else_is_not_asked(tmp_path: Path, debian: Path) -> None:
     (debian / "sites").write_text("http://m/debian-security\n")
     with pytest.raises(UserError, match="apt names no mirror of Debian"):
         ensure_vulkan_headers(tmp_path / "deps", "1.3.239")
@@ -94,7 +92,7 @@ def archive(path: Path, tree: dict[str, bytes], around: str = "", links: dict[st
 
 
 @pytest.mark.parametrize("around", ["", "rocm-7.9.0/"])
-def test_rocm_is_not_unpacked_as_it_is(tmp_path: Path, around: str) -> None:
+def test_rocm_is_unpacked_as_it_is(tmp_path: Path, around: str) -> None:
     file = archive(tmp_path / "rocm.tar.gz", TREE, around, {"llvm": "lib/llvm"})
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     folder = tmp_path / "deps" / "rocm"
@@ -121,7 +119,7 @@ def test_rocm_is_not_unpacked_as_it_is(tmp_path: Path, around: str) -> None:
         (TREE | {"../../escaped": b""}, "", "cannot be unpacked"),
     ],
 )
-def test_wrong_archive_replaces_a_rocm(tmp_path: Path, tree: dict[str, bytes], fragment: str, message: str) -> None:
+def test_wrong_archive_replaces_no_rocm(tmp_path: Path, tree: dict[str, bytes], fragment: str, message: str) -> None:
     folder = tmp_path / "deps" / "rocm"
     unpack_rocm_sdk(str(archive(tmp_path / "good.tar.gz", TREE | {"good": b""})), folder)
     wrong = archive(tmp_path / "wrong.tar.gz", tree)
@@ -134,13 +132,13 @@ def test_wrong_archive_replaces_a_rocm(tmp_path: Path, tree: dict[str, bytes], f
     assert [path.name for path in folder.parent.iterdir()] == ["rocm"] and not (tmp_path / "escaped").exists()
 
 
-def test_file_that_is_no_archive_gives_a_traceback(tmp_path: Path) -> None:
+def test_file_that_is_no_archive_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "page.tar.gz").write_text("<!DOCTYPE html>")
     with pytest.raises(UserError, match="cannot be unpacked"):
         unpack_rocm_sdk(str(tmp_path / "page.tar.gz"), tmp_path / "deps" / "rocm")
 
 
-def test_rocm_is_unpacked_onto_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rocm_is_not_unpacked_onto_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = archive(tmp_path / "rocm.tar.gz", TREE)
     monkeypatch.setattr("pyrun.build.rocm_sdk.shutil.disk_usage", lambda folder: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(UserError, match="needs about .*, and only 1 B are free"):

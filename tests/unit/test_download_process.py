@@ -61,7 +61,7 @@ def size_of_part(clone: Path) -> int:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
-def test_stopped_download_begins_anew(hub: FakeHub, clone: Path, number: int, code: int) -> None:
+def test_stopped_download_goes_on(hub: FakeHub, clone: Path, number: int, code: int) -> None:
     hub.faults.append(Fault("store", times=1000, slow=0.05))  # 80 kB/s
     running = start(hub, clone, "maker/toy:Q8_0")
     wait_until(lambda: hub.n_sent > 60_000, 60, "some of the file has arrived")
@@ -84,7 +84,7 @@ def test_stopped_download_begins_anew(hub: FakeHub, clone: Path, number: int, co
     assert [request.range for request in hub.asked("store")] == wanted
 
 
-def test_offline_mode_goes_online(hub: FakeHub, clone: Path) -> None:
+def test_offline_mode_stays_offline(hub: FakeHub, clone: Path) -> None:
     running = start(hub, clone, "maker/toy:Q8_0", HF_HUB_OFFLINE="1")
     _, err = running.communicate(timeout=60)
     assert running.returncode == 1
@@ -92,7 +92,7 @@ def test_offline_mode_goes_online(hub: FakeHub, clone: Path) -> None:
     assert hub.requests == []
 
 
-def test_more_is_asked_or_told_than_needed(hub: FakeHub, clone: Path) -> None:
+def test_no_more_is_asked_or_told_than_needed(hub: FakeHub, clone: Path) -> None:
     running = start(hub, clone, "maker/toy:Q8_0", HF_TOKEN="hf_good", AI_AGENT="someone", HOME=str(clone))
     _, err = running.communicate(timeout=60)
     assert running.returncode == 0, err
@@ -100,7 +100,7 @@ def test_more_is_asked_or_told_than_needed(hub: FakeHub, clone: Path) -> None:
     assert not (clone / ".cache").exists()
 
 
-def test_silent_hub_is_awaited_forever(hub: FakeHub, clone: Path) -> None:
+def test_silent_hub_is_not_awaited_forever(hub: FakeHub, clone: Path) -> None:
     hub.faults.append(Fault("api", wait=3))
     running = start(hub, clone, "maker/toy:Q8_0", HF_HUB_ETAG_TIMEOUT="1")
     _, err = running.communicate(timeout=60)
@@ -108,7 +108,7 @@ def test_silent_hub_is_awaited_forever(hub: FakeHub, clone: Path) -> None:
     assert f"error: {hub.url} does not answer in time" in err
 
 
-def test_stalled_store_is_awaited_forever(hub: FakeHub, clone: Path) -> None:
+def test_stalled_store_is_not_awaited_forever(hub: FakeHub, clone: Path) -> None:
     hub.faults.append(Fault("store", wait=3))
     running = start(hub, clone, "maker/toy:Q8_0", HF_HUB_DOWNLOAD_TIMEOUT="1")
     out, err = running.communicate(timeout=60)
@@ -117,13 +117,13 @@ def test_stalled_store_is_awaited_forever(hub: FakeHub, clone: Path) -> None:
     assert Path(out.strip()).read_bytes() == WEIGHTS
 
 
-def test_bar_without_a_terminal(hub: FakeHub, clone: Path) -> None:
+def test_without_a_terminal_there_is_no_bar(hub: FakeHub, clone: Path) -> None:
     running = start(hub, clone, "maker/toy:Q8_0", TERM="xterm", FORCE_COLOR="")
     _, err = running.communicate(timeout=60)
     assert "\x1b" not in err and "━" not in err
 
 
-def test_terminal_shows_no_bar_or_question(hub: FakeHub, clone: Path) -> None:
+def test_terminal_shows_a_bar_and_a_question(hub: FakeHub, clone: Path) -> None:
     hub.faults.append(Fault("store", times=1000, slow=0.02))
     own, theirs = pty.openpty()
     running = subprocess.Popen(
@@ -156,7 +156,7 @@ def read_until(descriptor: int, text: str) -> str:
     return shown.decode(errors="replace")
 
 
-def test_fake_hub_is_no_hub(hub: FakeHub, clone: Path) -> None:
+def test_fake_hub_is_a_hub_to_the_real_client(hub: FakeHub, clone: Path) -> None:
     """The real client's own listing and download, which we do not use, work there too."""
     hub.add("maker/small", {"small-Q8_0.gguf": WEIGHTS}, large=False)
     script = """

@@ -36,7 +36,7 @@ def doc_offsets() -> list[tuple[int, str, str]]:
     return [(int(offset), size, name) for offset, size, name in rows]
 
 
-def test_a_table_differs_from_the_constants() -> None:
+def test_tables_have_the_constants() -> None:
     constants, sizes = header_constants(), header_field_sizes()
     rows = doc_offsets()
     assert len(rows) > 50
@@ -46,14 +46,14 @@ def test_a_table_differs_from_the_constants() -> None:
             assert sizes[name] == int(size), name
 
 
-def test_a_constant_is_missing_from_the_tables() -> None:
+def test_every_constant_is_in_the_tables() -> None:
     documented = {name for _, _, name in doc_offsets()} | set(re.findall(r"^\| `(\w+)` \| \d+ \|", DOC, re.MULTILINE))
     for name in header_constants():
         if not name.startswith(("kind_", "flag_")) and name != "version":
             assert name in documented, name
 
 
-def test_a_table_has_a_gap() -> None:
+def test_no_table_has_a_gap() -> None:
     tables: list[list[tuple[int, int]]] = []
     for offset, size, _ in doc_offsets():
         if offset in (0, 144) and size:
@@ -64,13 +64,13 @@ def test_a_table_has_a_gap() -> None:
             assert start + length == following
 
 
-def test_limits_differ() -> None:
+def test_limits_are_those_of_the_page() -> None:
     constants = header_constants()
     for name, value in re.findall(r"^\| `(\w+)` \| (\d+) \|", DOC, re.MULTILINE):
         assert constants[name] == int(value), name
 
 
-def test_golden_files_changed(tmp_path: Path) -> None:
+def test_golden_files_are_unchanged(tmp_path: Path) -> None:
     golden = ROOT / "tests" / "golden"
     subprocess.run([sys.executable, golden / "make_golden.py", tmp_path], check=True, capture_output=True)
     names = sorted(p.name for p in (golden / "format-1").iterdir())
@@ -79,7 +79,7 @@ def test_golden_files_changed(tmp_path: Path) -> None:
         assert (golden / "format-1" / name).read_bytes() == (tmp_path / name).read_bytes(), name
 
 
-def test_the_worked_example_is_another_file() -> None:
+def test_the_worked_example_is_the_golden_file() -> None:
     data = (ROOT / "tests" / "golden" / "format-1" / "000000000000002a.seg").read_bytes()
     lines = re.findall(r"^([0-9a-f]{4})  ((?:[0-9a-f]{2} +)+)", DOC, re.MULTILINE)
     assert len(lines) > 15

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from fakes.models import gguf_bytes
 from gguf import GGUFReader
-from toys import MODELS, ensure
 
 from pyrun.models.facts import facts_of_name, model_facts
 from pyrun.models.gguf import BrokenModelError, Skipped, read_gguf
+from toys import MODELS, ensure
 
 TOYS = Path(__file__).resolve().parents[2] / ".cache" / "toys"
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_reader_differs_from_the_gguf_package(name: str) -> None:
+def test_reader_agrees_with_the_gguf_package(name: str) -> None:
     path = ensure(name, TOYS)
     ours, theirs = read_gguf(path), GGUFReader(path)
     fields = {key: field for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
@@ -33,7 +33,7 @@ def test_reader_differs_from_the_gguf_package(name: str) -> None:
     ]
 
 
-def test_twenty_large_vocabularies_take_long(tmp_path: Path) -> None:
+def test_twenty_large_vocabularies_are_read_quickly(tmp_path: Path) -> None:
     data = gguf_bytes(vocabulary=200_000)
     paths = [tmp_path / f"{n}.gguf" for n in range(20)]
     for path in paths:
@@ -44,7 +44,7 @@ def test_twenty_large_vocabularies_take_long(tmp_path: Path) -> None:
     assert all(g.metadata["tokenizer.ggml.merges"] == Skipped(200_000) for g in found)
 
 
-def test_vocabulary_that_looks_like_a_key_is_taken_for_one(tmp_path: Path) -> None:
+def test_vocabulary_that_looks_like_a_key_is_not_taken_for_one(tmp_path: Path) -> None:
     """The quick way over a vocabulary meets a token that reads like the next key: the exact way is taken."""
     tokens = [f"token {n}" for n in range(6000)]
     tokens[5000:5003] = ["tokenizer.", "tokenizer.ggml.eos_token_id", "\x04\0\0\0\x07\0\0\0"]
@@ -55,7 +55,7 @@ def test_vocabulary_that_looks_like_a_key_is_taken_for_one(tmp_path: Path) -> No
     assert found.metadata["tokenizer.ggml.eos_token_id"] == 5 and len(found.tensors) == 2
 
 
-def test_cut_off_file_is_read_as_whole(tmp_path: Path) -> None:
+def test_cut_off_file_is_not_read_as_whole(tmp_path: Path) -> None:
     """At every length."""
     whole = gguf_bytes(vocabulary=20)
     path = tmp_path / "cut.gguf"
@@ -67,7 +67,7 @@ def test_cut_off_file_is_read_as_whole(tmp_path: Path) -> None:
     assert len(read_gguf(path).tensors) == 2
 
 
-def test_cut_off_file_is_told_without_numbers(tmp_path: Path) -> None:
+def test_cut_off_file_is_told_with_numbers(tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
     whole = gguf_bytes()
     path.write_bytes(whole[:-100])
@@ -75,7 +75,7 @@ def test_cut_off_file_is_told_without_numbers(tmp_path: Path) -> None:
         read_gguf(path)
 
 
-def test_damaged_head_of_a_large_file_is_called_too_short(tmp_path: Path) -> None:
+def test_damaged_head_of_a_large_file_is_not_called_too_short(tmp_path: Path) -> None:
     """A length that leads out of the file may be damage as well as a missing end: the size alone says nothing."""
     path = tmp_path / "large.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 60) + bytes(100_000))
@@ -98,14 +98,14 @@ def test_damaged_head_of_a_large_file_is_called_too_short(tmp_path: Path) -> Non
         (b"GGUF" + struct.pack("<IQQQ4sI", 3, 0, 1, 4, b"abcd", 77) + b"x" * 100, "is damaged"),
     ],
 )
-def test_broken_file_gives_a_traceback(tmp_path: Path, data: bytes, message: str) -> None:
+def test_broken_file_is_an_error(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(data)
     with pytest.raises(BrokenModelError, match=message):
         read_gguf(path)
 
 
-def test_random_damage_gives_a_traceback(tmp_path: Path) -> None:
+def test_random_damage_is_an_error_or_nothing(tmp_path: Path) -> None:
     whole = gguf_bytes(vocabulary=5)
     path = tmp_path / "damaged.gguf"
     for position in range(4, len(whole) - 512):
@@ -130,13 +130,13 @@ def test_random_damage_gives_a_traceback(tmp_path: Path) -> None:
         ("recurrent", "dense, recurrent", 0, 548864),
     ],
 )
-def test_kind_of_memory_is_misread(name: str, kind: str, per_token: int, state: int) -> None:
+def test_kind_of_memory_is_read(name: str, kind: str, per_token: int, state: int) -> None:
     facts = model_facts(name, [read_gguf(ensure(name, TOYS))])
     assert (facts.kind, facts.kv_per_token("f16", "f16"), facts.state) == (kind, per_token, state)
     assert facts.source == "metadata" and facts.context == 32768 and facts.quantisation == "F32"
 
 
-def test_name_is_not_used_where_there_is_nothing_else() -> None:
+def test_name_is_used_where_there_is_nothing_else() -> None:
     facts = facts_of_name("Qwen3-30B-A3B-UD-Q4_K_XL", 17 << 30)
     assert facts.is_moe and facts.quantisation == "UD-Q4_K_XL" and facts.source == "file name"
     assert not facts_of_name("SmolLM2-135M-Instruct.Q4_1", 98 << 20).is_moe

@@ -43,12 +43,12 @@ def page_keys(values: list[int], root: bytes, page_size: int) -> list[bytes]:
 
 
 @given(tokens)
-def test_conversation_hash_differs_from_fnv1a(values: list[int]) -> None:
+def test_conversation_hash_is_fnv1a(values: list[int]) -> None:
     assert _kernels.conversation_hash(values) == fnv1a(values)
 
 
 @given(tokens, st.integers(1, 300), st.sampled_from(["", "alice", "ü"]), st.floats(width=32, allow_nan=False))
-def test_page_keys_differ_from_the_chain_in_the_design(
+def test_page_keys_are_the_chain_in_the_design(
     values: list[int], page_size: int, name_space: str, scale: float
 ) -> None:
     adapters = [(b"a" * 16, scale)]
@@ -59,7 +59,7 @@ def test_page_keys_differ_from_the_chain_in_the_design(
     )
 
 
-def test_known_answers_change() -> None:
+def test_known_answers_stay() -> None:
     # Keys are file names: these values stand for every store that users have.
     assert _kernels.conversation_hash(range(1024)) == 0xB132CA6CEB3D4C25
     assert _kernels.root_key(FINGERPRINT, 4).hex() == "a7ba0d8e1b923af91c456db1d91872a8"
@@ -69,7 +69,7 @@ def test_known_answers_change() -> None:
     ]
 
 
-def test_bad_arguments_reach_the_hash() -> None:
+def test_bad_arguments_do_not_reach_the_hash() -> None:
     with pytest.raises(ValueError, match="page_size"):
         _kernels.root_key(FINGERPRINT, 0)
     with pytest.raises(ValueError, match="fingerprint must have 16 bytes, not 3"):
@@ -78,3 +78,25 @@ def test_bad_arguments_reach_the_hash() -> None:
         _kernels.root_key(FINGERPRINT, 4, "", [(b"", 1.0)])
     with pytest.raises(TypeError):
         _kernels.conversation_hash([2**31])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [("0123456789abcdef" * 2, True), ("0" * 31, False), ("0" * 33, False), ("A" * 32, False), ("\udcff" * 32, False)],
+)
+def test_a_fingerprint_has_32_small_hex_digits(name: str, is_one: bool) -> None:
+    assert _kernels.is_fingerprint(name) == is_one
+
+
+def test_a_user_has_a_folder_and_nobody_has_none() -> None:
+    alice, nobody = _kernels.user_key("alice"), _kernels.user_key("")
+    model, folder = bytes(range(16)), f"/kv/{bytes(range(16)).hex()}"
+    assert _kernels.user_folder("/kv", model, alice) == f"{folder}/u/{alice.hex()}"
+    assert nobody == bytes(16) and _kernels.user_folder("/kv", model, nobody) == folder
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"), [("", True), ("Bob_1-x", True), ("a" * 512, True), ("a" * 513, False), ("a.b", False), ("\n", False)]
+)
+def test_a_user_id_is_letters_digits_and_two_signs(text: str, is_one: bool) -> None:
+    assert _kernels.is_user_id(text) == is_one

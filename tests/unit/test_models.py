@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Home:
     return home
 
 
-def test_parts_companions_and_other_files_are_listed(home: Home) -> None:
+def test_parts_companions_and_other_files_are_not_listed(home: Home) -> None:
     assert [(m.name, m.size) for m in list_models(home)] == [
         ("Qwen3-8B-Q4_K_M", 10),
         ("Qwen3-8B-Q8_0", 10),
@@ -56,18 +56,18 @@ def test_parts_companions_and_other_files_are_listed(home: Home) -> None:
         ("small", "Small.gguf"),
     ],
 )
-def test_name_finds_another_model(home: Home, wanted: str, file: str) -> None:
+def test_name_finds_its_model(home: Home, wanted: str, file: str) -> None:
     assert find_model(home, wanted).path.name == file
 
 
-def test_path_is_looked_up_as_a_name(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_is_not_looked_up_as_a_name(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere.gguf").write_bytes(b"x")
     assert find_model(home, str(tmp_path / "elsewhere.gguf")).path == tmp_path / "elsewhere.gguf"
     monkeypatch.chdir(tmp_path)
     assert find_model(home, "elsewhere.gguf").path == tmp_path / "elsewhere.gguf"
 
 
-def test_any_part_of_a_split_set_starts_at_that_part(home: Home) -> None:
+def test_any_part_of_a_split_set_starts_at_the_first(home: Home) -> None:
     assert find_model(home, str(home.models / "big-00002-of-00003.gguf")).path.name == "big-00001-of-00003.gguf"
 
 
@@ -79,22 +79,22 @@ def test_any_part_of_a_split_set_starts_at_that_part(home: Home) -> None:
         ("/no/such/file.gguf", "there is no file /no/such/file.gguf"),
     ],
 )
-def test_wrong_name_lists_no_candidates(home: Home, wanted: str, message: str) -> None:
+def test_wrong_name_lists_candidates(home: Home, wanted: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         find_model(home, wanted)
 
 
-def test_folder_is_served(home: Home) -> None:
+def test_folder_is_not_served(home: Home) -> None:
     with pytest.raises(UserError, match="is a folder"):
         find_model(home, str(home.models / "sub"))
 
 
-def test_incomplete_split_set_is_started(home: Home) -> None:
+def test_incomplete_split_set_is_not_started(home: Home) -> None:
     (home.models / "big-00002-of-00003.gguf").unlink()
     with pytest.raises(UserError, match="big is incomplete; missing part 2 of 3 in .*: big-00002-of-00003.gguf"):
         find_model(home, "big")
 
 
-def test_empty_folder_gives_an_empty_list_of_candidates(tmp_path: Path) -> None:
+def test_empty_folder_is_called_empty(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no model is called 'x', and .*models is empty"):
         find_model(Home(tmp_path), "x")

@@ -19,6 +19,7 @@ from fault.operations import (
     draw_operations,
     draw_setup,
 )
+
 from toys import Memory
 from toys.catalogue import WINDOW
 

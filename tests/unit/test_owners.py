@@ -29,7 +29,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fill(cache: Path, fingerprint: str, n_conversations: int) -> None:
-    with _kernels.Store(str(cache), bytes.fromhex(fingerprint), page_size=16, writer="test") as store:
+    with _kernels.Store(str(cache), bytes.fromhex(fingerprint), page_size=16, written_by="test") as store:
         for seed in range(n_conversations):
             store.save([seed * 100 + n for n in range(40)], lambda p0, p1: bytes(8 * (p1 - p0)), backend="cpu")
 
@@ -42,7 +42,7 @@ def stored(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     return [line[column : column + len("stored")].strip() for line in table[1:]]
 
 
-def test_conversations_are_counted_for_another_model(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_conversations_are_counted_for_their_model(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache, a = clone / "kv-cache", clone / "models" / "a.gguf"
     fill(cache, ONE, 3)
     assert stored(capsys) == ["-", "-"]  # nobody has told whose they are
@@ -58,21 +58,21 @@ def test_conversations_are_counted_for_another_model(clone: Path, capsys: pytest
     assert (cache / FILE).stat().st_mode & 0o777 == 0o600
 
 
-def test_removed_state_is_counted(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_removed_state_is_not_counted(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = clone / "kv-cache"
     remember(cache, clone / "models" / "a.gguf", ONE)
     assert stored(capsys) == ["0", "-"]
 
 
-def test_state_in_use_stops_the_list(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_state_in_use_does_not_stop_the_list(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = clone / "kv-cache"
     fill(cache, ONE, 1)
     remember(cache, clone / "models" / "a.gguf", ONE)
-    with _kernels.Store(str(cache), bytes.fromhex(ONE), page_size=16, writer="test"):
+    with _kernels.Store(str(cache), bytes.fromhex(ONE), page_size=16, written_by="test"):
         assert stored(capsys) == ["in use", "-"]
 
 
-def test_replaced_file_keeps_the_old_ones_state(clone: Path) -> None:
+def test_replaced_file_does_not_keep_the_old_ones_state(clone: Path) -> None:
     cache, a = clone / "kv-cache", clone / "models" / "a.gguf"
     remember(cache, a, ONE)
     os.utime(a, ns=(1, 1))
@@ -87,14 +87,14 @@ def test_replaced_file_keeps_the_old_ones_state(clone: Path) -> None:
     "text",
     ["", "{", "{}", "[1]", '[{"path": "x"}]', '[{"path": 1, "size": 1, "mtime_ns": 1, "fingerprints": ["../x"]}]'],
 )
-def test_broken_map_stops_the_list(clone: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_broken_map_does_not_stop_the_list(clone: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     (clone / "kv-cache" / FILE).write_text(text)
     assert stored(capsys) == ["-", "-"]
     remember(clone / "kv-cache", clone / "models" / "a.gguf", ONE)
     assert fingerprints_of(clone / "kv-cache", clone / "models" / "a.gguf") == [ONE]
 
 
-def test_disk_that_refuses_stops_the_server(clone: Path) -> None:
+def test_disk_that_refuses_does_not_stop_the_server(clone: Path) -> None:
     remember(clone / "kv-cache" / "gone", clone / "models" / "a.gguf", ONE)
     remember(clone / "kv-cache", clone / "models" / "none.gguf", ONE)
     assert not (clone / "kv-cache" / FILE).exists()

@@ -89,7 +89,7 @@ def test_series_is_applied_and_applying_it_again_changes_nothing(project: Projec
     assert not first.edited
 
 
-def test_changed_patch_leaves_the_old_text_behind(project: Project) -> None:
+def test_changed_patch_leaves_no_old_text_behind(project: Project) -> None:
     project.prepare()
     path = project.home.patches / "0010-first.patch"
     path.write_text(path.read_text().replace("+2", "+II"))
@@ -100,7 +100,7 @@ def test_changed_patch_leaves_the_old_text_behind(project: Project) -> None:
     assert (project.home.source / "b.txt").stat().st_mtime_ns == untouched
 
 
-def test_broken_hunk_is_not_named(project: Project) -> None:
+def test_broken_hunk_is_named(project: Project) -> None:
     project.prepare()
     path = project.home.patches / "0020-second.patch"
     path.write_text(path.read_text().replace("-two", "-drei"))
@@ -111,21 +111,21 @@ def test_broken_hunk_is_not_named(project: Project) -> None:
     assert project.text("b.txt").startswith("one\nzwei\n"), "the tree was touched"
 
 
-def test_garbled_patch_gives_a_traceback(project: Project) -> None:
+def test_garbled_patch_is_an_error(project: Project) -> None:
     path = project.home.patches / "0010-first.patch"
     path.write_text(path.read_text().replace("@@ -1,3 +1,3 @@", "@@ -1,9 +1,9 @@"))
     with pytest.raises(UserError, match="0010-first.patch is not a valid patch"):
         project.prepare()
 
 
-def test_patch_is_applied_with_fuzz(project: Project) -> None:
+def test_patch_is_not_applied_with_fuzz(project: Project) -> None:
     path = project.home.patches / "0010-first.patch"
     path.write_text(path.read_text().replace(" three", " 3"))
     with pytest.raises(UserError, match="does not apply"):
         project.prepare()
 
 
-def test_offset_goes_unnoticed(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_offset_is_noticed(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     path = project.home.patches / "0010-first.patch"
     path.write_text(
         path.read_text().replace("@@ -1,3 +1,3 @@\n one\n-two\n+2\n three", "@@ -2,3 +2,3 @@\n four\n-five\n+5\n six")
@@ -151,7 +151,7 @@ def test_offset_goes_unnoticed(project: Project, capsys: pytest.CaptureFixture[s
         (lambda f: (f / "0010-first.patch").write_text(HEADER.format(subject="x")), "0010-first.patch changes nothing"),
     ],
 )
-def test_broken_series_is_accepted(project: Project, breakage: object, expected: str) -> None:
+def test_broken_series_is_refused(project: Project, breakage: object, expected: str) -> None:
     assert callable(breakage)
     breakage(project.home.patches)
     assert any(expected in problem for problem in patches.series_problems(project.home.patches))
@@ -159,7 +159,7 @@ def test_broken_series_is_accepted(project: Project, breakage: object, expected:
         project.prepare()
 
 
-def test_edits_are_lost_when_the_series_changes(project: Project) -> None:
+def test_edits_are_kept_when_the_series_changes(project: Project) -> None:
     project.prepare()
     project.edit("a.txt", "eight", "8")
     assert project.prepare().edited, "edits are built while the series stays"
@@ -170,7 +170,7 @@ def test_edits_are_lost_when_the_series_changes(project: Project) -> None:
     assert "8" in project.text("a.txt")
 
 
-def test_export_does_not_bring_edits_back(project: Project) -> None:
+def test_export_brings_edits_back(project: Project) -> None:
     project.prepare()
     project.edit("a.txt", "eight", "8")
     assert "0010-first.patch" in source.export_patches(project.home, None)
@@ -180,13 +180,13 @@ def test_export_does_not_bring_edits_back(project: Project) -> None:
     assert project.text("a.txt") == "one\n2\nthree\nfour\nfive\nsix\nseven\n8\n"
 
 
-def test_export_of_an_unchanged_tree_changes_patches(project: Project) -> None:
+def test_export_of_an_unchanged_tree_changes_no_patch(project: Project) -> None:
     project.prepare()
     source.export_patches(project.home, None)  # normalises the hand-written files
     assert source.export_patches(project.home, None) == []
 
 
-def test_export_guesses_where_an_edit_belongs(project: Project) -> None:
+def test_export_does_not_guess_where_an_edit_belongs(project: Project) -> None:
     project.prepare()
     (project.home.source / "new.txt").write_text("new\n")
     with pytest.raises(UserError, match="no patch of the series could take the changes to new.txt"):
@@ -195,7 +195,7 @@ def test_export_guesses_where_an_edit_belongs(project: Project) -> None:
     assert "new.txt" in (project.home.patches / "0020-second.patch").read_text()
 
 
-def test_commit_of_ones_own_becomes_no_patch(project: Project) -> None:
+def test_commit_of_ones_own_becomes_a_patch(project: Project) -> None:
     project.prepare()
     project.edit("b.txt", "eight", "8")
     git = Git(project.home.source)
@@ -207,33 +207,33 @@ def test_commit_of_ones_own_becomes_no_patch(project: Project) -> None:
     assert project.text("b.txt").endswith("seven\n8\n")
 
 
-def test_pinned_commit_is_not_fetched_with_git(project: Project) -> None:
+def test_pinned_commit_is_fetched_with_git(project: Project) -> None:
     fetched = source.prepare(project.home, "git")
     assert project.text("a.txt").startswith("one\n2\n")
     assert Git(project.home.source).commit_of(source.BASE) == fetched.pin.commit
 
 
-def test_commit_that_is_gone_gives_a_traceback(project: Project) -> None:
+def test_commit_that_is_gone_is_an_error(project: Project) -> None:
     pin = project.home.pin
     pin.write_text(re.sub(r'commit = "\w+"', f'commit = "{"0" * 40}"', pin.read_text()))
     with pytest.raises(UserError, match="git could not fetch 000000000 from file://"):
         source.prepare(project.home, "git")
 
 
-def test_users_checkout_is_touched(project: Project) -> None:
+def test_users_checkout_is_not_touched(project: Project) -> None:
     project.prepare()
     status = subprocess.run(["git", "status", "--porcelain"], cwd=project.upstream, capture_output=True, text=True)
     assert status.stdout == ""
     assert (project.upstream / "a.txt").read_text().startswith("one\ntwo\n")
 
 
-def test_folder_that_is_no_checkout_gives_a_traceback(project: Project, tmp_path: Path) -> None:
+def test_folder_that_is_no_checkout_is_an_error(project: Project, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a git checkout"):
         source.prepare(project.home, str(tmp_path))
     assert not list(project.home.source.parent.glob("source.new-*"))
 
 
-def test_leftover_of_an_interrupted_import_stays(project: Project) -> None:
+def test_leftover_of_an_interrupted_import_goes(project: Project) -> None:
     leftover = project.home.source.with_name("source.new-1")
     leftover.mkdir()
     project.prepare()

@@ -60,14 +60,14 @@ def write_pin(home: Home, sha256: str, commit: str, tree: str) -> None:
     )
 
 
-def test_unpacked_tree_is_not_upstreams(home: Home) -> None:
+def test_unpacked_tree_is_upstreams(home: Home) -> None:
     source.prepare(home)
     git = Git(home.source)
     assert git.run("rev-parse", "HEAD^{tree}") == read_pin(home.pin).tree
     assert (home.source / "tracked.bin").exists() and (home.source / "run").stat().st_mode & 0o100
 
 
-def test_changed_byte_in_the_sdist_is_used(home: Home) -> None:
+def test_changed_byte_in_the_sdist_is_refused(home: Home) -> None:
     sdist = home.downloads / "p-1.tar.gz"
     content = bytearray(sdist.read_bytes())
     content[len(content) // 2] ^= 1
@@ -79,7 +79,7 @@ def test_changed_byte_in_the_sdist_is_used(home: Home) -> None:
     assert not home.source.exists()
 
 
-def test_sdist_with_other_files_than_its_commit_is_used(home: Home, tmp_path: Path) -> None:
+def test_sdist_with_other_files_than_its_commit_is_refused(home: Home, tmp_path: Path) -> None:
     """A right hash is not enough: whoever writes the pin could be fooled by the package."""
     pin = read_pin(home.pin)
     unpacked = tmp_path / "unpacked"
@@ -94,20 +94,20 @@ def test_sdist_with_other_files_than_its_commit_is_used(home: Home, tmp_path: Pa
     assert not home.source.exists()
 
 
-def test_pin_that_names_another_commit_is_used(home: Home) -> None:
+def test_pin_that_names_another_commit_is_refused(home: Home) -> None:
     pin = read_pin(home.pin)
     write_pin(home, pin.sha256, "0" * 40, pin.tree)
     with pytest.raises(UserError, match="does not carry the upstream commit 0000"):
         source.prepare(home)
 
 
-def test_broken_pin_gives_a_traceback(home: Home) -> None:
+def test_broken_pin_is_an_error(home: Home) -> None:
     home.pin.write_text("[pypi\n")
     with pytest.raises(UserError, match="is not a valid pin"):
         source.prepare(home)
 
 
-def test_package_that_pip_cannot_find_gives_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_that_pip_cannot_find_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UserError, match="pip could not fetch llama-run-no-such-package 1") as caught:
         fetch.fetch("llama-run-no-such-package", "1", "x.tar.gz", "0" * 64, tmp_path)

@@ -11,7 +11,7 @@ from pyrun.errors import UserError
 from pyrun.server.port import check_port
 
 
-def test_holder_of_a_busy_port_is_not_named() -> None:
+def test_holder_of_a_busy_port_is_named() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -22,7 +22,7 @@ def test_holder_of_a_busy_port_is_not_named() -> None:
     check_port("127.0.0.1", port)
 
 
-def test_foreign_address_gives_a_traceback() -> None:
+def test_foreign_address_is_an_error() -> None:
     with pytest.raises(UserError, match="203.0.113.1 is not an address of this machine"):
         check_port("203.0.113.1", 9090)
     with pytest.raises(UserError, match="no-such-host.invalid is not an address"):

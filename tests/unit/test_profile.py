@@ -47,7 +47,7 @@ def chosen(model: ModelFacts, machine: Machine, *extra: str, backend: str = "vul
         (4096, (), {"LLAMA_ARG_CTX_SIZE": "2048"}, "4096", "--ctx"),
     ],
 )
-def test_word_of_the_user_loses(
+def test_word_of_the_user_wins(
     handheld: Machine, ctx: int | None, extra: tuple[str, ...], environment: dict[str, str], context: str, said: str
 ) -> None:
     profile = choose_profile(mixture(), handheld, "vulkan", read_wishes(ctx, extra, environment))
@@ -65,7 +65,7 @@ def test_every_setting_can_be_said_by_the_user(handheld: Machine) -> None:
     assert chosen(mixture(), handheld, **variables).flags == ()
 
 
-def test_context_of_the_user_is_not_counted(handheld: Machine) -> None:
+def test_context_of_the_user_is_counted(handheld: Machine) -> None:
     with pytest.raises(UserError) as refused:
         chosen(large(), handheld, "-c", "40960", "-ctk", "f32", "-ctv", "f32")
     message = refused.value.message
@@ -79,13 +79,13 @@ def test_context_of_the_user_is_not_counted(handheld: Machine) -> None:
         chosen(large(), handheld, "-c", str(int(found[1]) + 1024), "-ctk", "f32", "-ctv", "f32")
 
 
-def test_model_that_does_not_fit_is_loaded(machines: dict[str, Machine]) -> None:
+def test_model_that_does_not_fit_is_not_loaded(machines: dict[str, Machine]) -> None:
     with pytest.raises(UserError, match=r"does not fit: 4,096 tokens of context need 20\.\d GiB") as refused:
         chosen(mixture(), machines["Steam Deck, 16 GB"])
     assert refused.value.hint == "about IQ3_XXS of the same model would fit; --noauto tries it all the same"
 
 
-def test_short_context_is_not_preferred_to_a_refusal(machines: dict[str, Machine]) -> None:
+def test_short_context_is_preferred_to_a_refusal(machines: dict[str, Machine]) -> None:
     """A context that nobody asked for becomes shorter until it fits."""
     machine = machines["no GPU, container of 2 CPUs"]
     profile = chosen(small(), machine, backend="cpu")
@@ -95,7 +95,7 @@ def test_short_context_is_not_preferred_to_a_refusal(machines: dict[str, Machine
     assert "65536 would need" in profile.settings[0].why
 
 
-def test_largest_context_is_not_the_largest(handheld: Machine) -> None:
+def test_largest_context_is_the_largest(handheld: Machine) -> None:
     memory = memory_for(handheld, "vulkan")
     shape = Shape(131072, "f16", "f16", 512, 4)
     model = facts("wide", "llama", 10.0, block_count=80, embedding_length=8192, attention__head_count=64)
@@ -105,7 +105,7 @@ def test_largest_context_is_not_the_largest(handheld: Machine) -> None:
     assert not fits(need(model, replace(shape, context=largest + 1024)), memory)
 
 
-def test_whole_model_is_given_to_a_small_card(machines: dict[str, Machine]) -> None:
+def test_whole_model_is_not_given_to_a_small_card(machines: dict[str, Machine]) -> None:
     laptop = machines["RTX 4060 laptop, 32 GB"]
     profile = chosen(mixture(), laptop, backend="cuda")
     moved = int(profile.value("experts in RAM") or 0)
@@ -118,13 +118,13 @@ def test_whole_model_is_given_to_a_small_card(machines: dict[str, Machine]) -> N
     assert "--n-cpu-moe" not in chosen(mixture(), laptop, "-ngl", "10", backend="cuda").flags
 
 
-def test_gfx1103_gets_a_batch_that_locks_it_up(handheld: Machine) -> None:
+def test_gfx1103_gets_no_batch_that_locks_it_up(handheld: Machine) -> None:
     plenty = replace(handheld, tier="unified")
     assert chosen(mixture(), plenty).value("ubatch") == "256"
     assert chosen(mixture(), plenty, backend="cpu").value("ubatch") == "512"
 
 
-def test_model_is_locked_where_that_is_not_allowed(machines: dict[str, Machine]) -> None:
+def test_model_is_locked_only_where_that_is_allowed(machines: dict[str, Machine]) -> None:
     server = machines["ARM server, Neoverse N1"]
     assert "mlock" not in " ".join(chosen(small(), server, backend="cpu").flags)
     for limit in (None, small().size):
@@ -134,7 +134,7 @@ def test_model_is_locked_where_that_is_not_allowed(machines: dict[str, Machine])
     assert "mmap+mlock" not in chosen(small(), less, backend="cpu").flags
 
 
-def test_recurrent_state_is_shifted(handheld: Machine) -> None:
+def test_recurrent_state_is_not_shifted(handheld: Machine) -> None:
     mamba = facts(
         "mamba", "mamba2", 5.0, block_count=64, context_length=1 << 20, embedding_length=2560, ssm__conv_kernel=4,
         ssm__inner_size=5120, ssm__state_size=128, ssm__group_count=1, attention__head_count=0,
@@ -146,20 +146,20 @@ def test_recurrent_state_is_shifted(handheld: Machine) -> None:
     assert "--no-context-shift" not in chosen(small(), handheld).flags
 
 
-def test_head_that_is_no_multiple_of_a_block_is_quantised(handheld: Machine) -> None:
+def test_head_that_is_no_multiple_of_a_block_is_not_quantised(handheld: Machine) -> None:
     odd = facts("odd", "llama", 16.0, block_count=32, embedding_length=2560, attention__head_count=32)  # 80 values
     assert odd.head_k == 80
     assert chosen(odd, handheld).value("k cache") == "f16"
 
 
-def test_cache_flag_is_given_without_the_cache(handheld: Machine) -> None:
+def test_cache_flag_is_given_only_with_the_cache(handheld: Machine) -> None:
     tight = replace(handheld, ram=25 * GIB)
     assert "--cache-ssd-ram" in choose_profile(mixture(), tight, "vulkan", NOTHING).flags
     profile = choose_profile(mixture(), tight, "vulkan", NOTHING, has_ssd_cache=False)
     assert "--cache-ssd-ram" not in profile.flags
 
 
-def test_flag_is_unknown_to_the_server() -> None:
+def test_every_flag_is_known_to_the_server() -> None:
     """Every spelling is in the source that is built, where it has been fetched."""
     sources = [
         ROOT / "llama.cpp" / "source" / "common" / "arg.cpp",

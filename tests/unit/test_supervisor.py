@@ -78,7 +78,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         assert not any(is_running(pid) for pid in one.pids()), "a server was left behind"
 
 
-def test_slow_start_is_called_ready(run: Callable[..., Run]) -> None:
+def test_slow_start_is_not_called_ready(run: Callable[..., Run]) -> None:
     one = run("--load-seconds", "1")
     one.wait_for(State.STARTING)
     assert State.READY not in [state for state, _ in one.states]
@@ -86,14 +86,14 @@ def test_slow_start_is_called_ready(run: Callable[..., Run]) -> None:
     assert "fake: listening" in one.log.read_text()
 
 
-def test_proxy_is_asked_for_the_server(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_is_not_asked_for_the_server(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     run().wait_for(State.READY)
 
 
-def test_stop_leaves_the_process(run: Callable[..., Run]) -> None:
+def test_stop_leaves_no_process(run: Callable[..., Run]) -> None:
     one = run()
     one.wait_for(State.READY)
     one.stop()
@@ -101,7 +101,7 @@ def test_stop_leaves_the_process(run: Callable[..., Run]) -> None:
     assert one.error is None and not is_running(one.pids()[0])
 
 
-def test_server_that_ignores_sigterm_stays(run: Callable[..., Run]) -> None:
+def test_server_that_ignores_sigterm_is_killed(run: Callable[..., Run]) -> None:
     one = run("--ignore-sigterm", stop_seconds=0.5)
     one.wait_for(State.READY)
     one.stop()
@@ -109,7 +109,7 @@ def test_server_that_ignores_sigterm_stays(run: Callable[..., Run]) -> None:
     assert one.states[-1][0] is State.STOPPED and one.states[-1][1].startswith("killed after")
 
 
-def test_server_is_killed_while_it_saves(run: Callable[..., Run]) -> None:
+def test_server_is_not_killed_while_it_saves(run: Callable[..., Run]) -> None:
     one = run("--save-seconds", "4", stop_seconds=1.0)
     one.wait_for(State.READY)
     one.stop()
@@ -117,14 +117,14 @@ def test_server_is_killed_while_it_saves(run: Callable[..., Run]) -> None:
     assert one.states[-1][1] == "", "it ended by itself"
 
 
-def test_server_that_saves_for_ever_is_waited_for(run: Callable[..., Run]) -> None:
+def test_server_that_saves_for_ever_is_not_waited_for(run: Callable[..., Run]) -> None:
     one = run("--save-seconds", "1000", stop_seconds=1.0, longest=3.0)
     one.wait_for(State.READY)
     one.stop()
     assert one.states[-1] == (State.STOPPED, "killed after 3 s")
 
 
-def test_second_ctrl_c_is_not_heard(run: Callable[..., Run]) -> None:
+def test_second_ctrl_c_is_heard(run: Callable[..., Run]) -> None:
     one = run("--save-seconds", "1000")
     one.wait_for(State.READY)
     one.supervisor.interrupt()
@@ -135,7 +135,9 @@ def test_second_ctrl_c_is_not_heard(run: Callable[..., Run]) -> None:
     assert not one.thread.is_alive() and one.states[-1][1].startswith("killed after")
 
 
-def test_ctrl_c_that_a_wrapper_doubles_kills_at_once(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_that_a_wrapper_doubles_does_not_kill_at_once(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(supervisor, "TWICE_SECONDS", 10.0)  # a busy machine may take long between the two
     one = run("--save-seconds", "1")
     one.wait_for(State.READY)
@@ -145,14 +147,14 @@ def test_ctrl_c_that_a_wrapper_doubles_kills_at_once(run: Callable[..., Run], mo
     assert one.states[-1] == (State.STOPPED, ""), "it ended by itself"
 
 
-def test_log_is_open_to_others_or_holds_the_key(run: Callable[..., Run]) -> None:
+def test_log_is_closed_to_others_and_does_not_hold_the_key(run: Callable[..., Run]) -> None:
     one = run("--api-key", "geheim")
     one.wait_for(State.READY)
     assert one.log.stat().st_mode & 0o777 == 0o600
     assert "--api-key ***" in one.log.read_text() and "geheim" not in one.log.read_text()
 
 
-def test_log_that_cannot_be_written_is_blamed_on_the_build(run: Callable[..., Run], tmp_path: Path) -> None:
+def test_log_that_cannot_be_written_is_not_blamed_on_the_build(run: Callable[..., Run], tmp_path: Path) -> None:
     (tmp_path / "server.log").mkdir()
     one = run()
     one.thread.join(20)
@@ -160,7 +162,7 @@ def test_log_that_cannot_be_written_is_blamed_on_the_build(run: Callable[..., Ru
     assert "build" not in (one.error.hint or "")
 
 
-def test_log_in_use_looks_idle(run: Callable[..., Run], tmp_path: Path) -> None:
+def test_log_in_use_looks_in_use(run: Callable[..., Run], tmp_path: Path) -> None:
     one = run()
     one.wait_for(State.READY)
     log = log_of(tmp_path, 1)
@@ -170,9 +172,7 @@ def test_log_in_use_looks_idle(run: Callable[..., Run], tmp_path: Path) -> None:
     assert idle_logs(tmp_path) == [log]
 
 
-def test_what_the_server_says_of_its_cache_is_not_heard(
-    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_server_says_of_its_cache_is_heard(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.1)
     lines = (
         "0.01.234.567 W cache: not storing: the disk is full",
@@ -195,11 +195,11 @@ def test_what_the_server_says_of_its_cache_is_not_heard(
         (119.9, 120.0, True),  # whatever it does
     ],
 )
-def test_patience(last_write: float, now: float, expected: bool) -> None:
+def test_saving_is_overdue_when_nothing_is_written(last_write: float, now: float, expected: bool) -> None:
     assert is_overdue(0.0, last_write, now) is expected
 
 
-def test_terminal_that_is_gone_leaves_the_server_unasked(tmp_path: Path) -> None:
+def test_terminal_that_is_gone_does_not_leave_the_server_unasked(tmp_path: Path) -> None:
     one = Run(tmp_path, "--say", "0.01 W cache: not storing: the disk is full", "--save-seconds", "0.5")
 
     def listen(state: State, detail: str) -> None:
@@ -216,7 +216,7 @@ def test_terminal_that_is_gone_leaves_the_server_unasked(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["", "cache: storing again\n"])
-def test_log_that_was_emptied_is_not_followed(tmp_path: Path, text: str) -> None:
+def test_log_that_was_emptied_is_followed(tmp_path: Path, text: str) -> None:
     log = tmp_path / "log"
     log.write_text("something that was said before the server started\n")
     follower = Follower(log)
@@ -227,14 +227,14 @@ def test_log_that_was_emptied_is_not_followed(tmp_path: Path, text: str) -> None
     assert list(follower.notices()) == ["not storing: the disk is full"]
 
 
-def test_stop_during_the_start_hangs(run: Callable[..., Run]) -> None:
+def test_stop_during_the_start_does_not_hang(run: Callable[..., Run]) -> None:
     one = run("--load-seconds", "1000")
     one.wait_for(State.STARTING)
     one.stop()
     assert one.error is None
 
 
-def test_killed_server_stays_down(run: Callable[..., Run]) -> None:
+def test_killed_server_is_started_again(run: Callable[..., Run]) -> None:
     one = run()
     one.wait_for(State.READY)
     os.kill(one.pids()[0], signal.SIGKILL)
@@ -243,7 +243,7 @@ def test_killed_server_stays_down(run: Callable[..., Run]) -> None:
     assert len(one.pids()) == 2
 
 
-def test_crashing_server_is_restarted_for_ever(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashing_server_is_not_restarted_for_ever(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart, "FIRST_DELAY", 0.05)
     one = run("--crash-after", "0.1")
     one.thread.join(30)
@@ -252,7 +252,7 @@ def test_crashing_server_is_restarted_for_ever(run: Callable[..., Run], monkeypa
     assert len(one.pids()) == restart.MAX_CRASHES
 
 
-def test_server_that_refuses_its_model_is_started_again(run: Callable[..., Run]) -> None:
+def test_server_that_refuses_its_model_is_not_started_again(run: Callable[..., Run]) -> None:
     one = run("--exit-code", "1")
     one.thread.join(30)
     assert one.error is not None and "did not start (exit code 1)" in one.error.message
@@ -260,13 +260,13 @@ def test_server_that_refuses_its_model_is_started_again(run: Callable[..., Run])
     assert len(one.pids()) == 1
 
 
-def test_missing_binary_gives_a_traceback(tmp_path: Path) -> None:
+def test_missing_binary_is_an_error(tmp_path: Path) -> None:
     watched = Watched([str(tmp_path / "none")], "http://127.0.0.1:1/health", tmp_path / "log")
     with pytest.raises(UserError, match="cannot start .*none: No such file or directory"):
         Supervisor(watched, lambda state, detail: None).run()
 
 
-def test_signal_at_a_bad_moment_hangs_the_launcher(tmp_path: Path) -> None:
+def test_signal_at_a_bad_moment_does_not_hang_the_launcher(tmp_path: Path) -> None:
     """A signal handler runs between any two lines of the main thread, also while a lock is held inside a wait.
 
     So stop is called at every line in turn; a lock that it wants and the interrupted line holds is never given back.
@@ -309,7 +309,7 @@ def test_signal_at_a_bad_moment_hangs_the_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the death signal is a feature of Linux")
-def test_killed_launcher_leaves_its_server(tmp_path: Path) -> None:
+def test_killed_launcher_takes_its_server_along(tmp_path: Path) -> None:
     journal, port = tmp_path / "journal", free_port()
     launcher = subprocess.Popen(
         [
@@ -344,5 +344,5 @@ def test_killed_launcher_leaves_its_server(tmp_path: Path) -> None:
         ([1.0, 2.0, 3.0, 4.0, 70.0], 70.0, restart.Restart(0.5)),  # old crashes are forgiven
     ],
 )
-def test_restart_policy(crashes: list[float], now: float, expected: object) -> None:
+def test_restarts_follow_the_policy(crashes: list[float], now: float, expected: object) -> None:
     assert restart.after_crash(crashes, now) == expected

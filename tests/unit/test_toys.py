@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import toys
 from gguf import GGUFReader
+
+import toys
 from toys.tokenizer import SPECIAL, byte_letters
 from toys.weights import Weights
 

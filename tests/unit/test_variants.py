@@ -8,8 +8,8 @@ import pytest
 from pyrun.cli.download import Wanted, read_name
 from pyrun.errors import UserError
 from pyrun.models.hub import RemoteFile
-from pyrun.models.kernels import slow_on_cpu
 from pyrun.models.quants import quant_of
+from pyrun.models.slow_quants import slow_on_cpu
 from pyrun.models.variants import match, offer_of
 
 
@@ -40,7 +40,7 @@ def files(*paths: str) -> list[RemoteFile]:
         ("AQ4_K_M7.gguf", ""),
     ],
 )
-def test_quantisation_is_misread(path: str, quant: str) -> None:
+def test_quantisation_is_read(path: str, quant: str) -> None:
     assert quant_of(path) == quant
 
 
@@ -69,19 +69,19 @@ def test_quantisation_is_misread(path: str, quant: str) -> None:
         ("Q4_K_M Q8_0", "m-Q8_0.gguf", "Q8_0", True),  # a file's name
     ],
 )
-def test_another_quantisation_is_taken(there: str, wanted: str, found: str, is_exact: bool) -> None:
+def test_asked_quantisation_is_taken(there: str, wanted: str, found: str, is_exact: bool) -> None:
     result = match(offer_of(files(*(f"m-{quant}.gguf" for quant in there.split()))).models, wanted)
     assert [v.quant for v in result.variants] == found.split()
     assert result.is_exact == (is_exact and bool(found))
 
 
-def test_two_models_of_one_quantisation_are_confused() -> None:
+def test_two_models_of_one_quantisation_are_told_apart() -> None:
     models = offer_of(files("a-7b-Q4_K_M.gguf", "a-13b-Q4_K_M.gguf", "a-7b-Q8_0.gguf")).models
     assert len(match(models, "Q4_K_M").variants) == 2
     assert [v.name for v in match(models, "A-13b-q4_k_m").variants] == ["a-13b-Q4_K_M"]
 
 
-def test_parts_companions_and_other_files_are_offered() -> None:
+def test_parts_companions_and_other_files_are_not_offered() -> None:
     offer = offer_of(
         files(
             "README.md",
@@ -121,19 +121,19 @@ def test_parts_companions_and_other_files_are_offered() -> None:
         ("qwen3:Q8_0", None, Wanted(None, "qwen3", "Q8_0")),
     ],
 )
-def test_name_is_misread(name: str, quant: str | None, expected: Wanted) -> None:
+def test_name_is_read(name: str, quant: str | None, expected: Wanted) -> None:
     assert read_name(name, quant, "http://127.0.0.1:1") == expected
 
 
 @pytest.mark.parametrize(
     "name", ["../b", "a/..", "a/b/c", "/etc/passwd", "a/b\x1b[2J", "", "  ", ":Q8_0", "./models/x.gguf"]
 )
-def test_path_is_taken_for_a_repository(name: str) -> None:
+def test_path_is_not_taken_for_a_repository(name: str) -> None:
     with pytest.raises(UserError, match="is not the name of a repository"):
         read_name(name, None, "http://127.0.0.1:1")
 
 
-def test_two_quantisations_are_asked_for() -> None:
+def test_two_quantisations_are_refused() -> None:
     with pytest.raises(click.UsageError, match="contradict"):
         read_name("a/b:Q4_0", "Q8_0", "http://127.0.0.1:1")
 
@@ -154,5 +154,5 @@ def test_two_quantisations_are_asked_for() -> None:
         ("", "aarch64", False),
     ],
 )
-def test_slow_kernels_are_not_told(quant: str, machine: str, is_slow: bool) -> None:
+def test_slow_kernels_are_told(quant: str, machine: str, is_slow: bool) -> None:
     assert (slow_on_cpu(quant, machine) is not None) == is_slow

@@ -1,0 +1,95 @@
+// What is stored, for everybody to ask: the room of memory. It knows no file system.
+//
+// It looks up and plans, learns what was written, and forgets. Forgetting gives the files that thereby have no use, for
+// object_files to remove: the catalog forgets first, files go afterwards.
+//
+// Thread safety: all functions may be called at any time, and none of them waits for more than memory. A reader that meets
+// damage makes the catalog forget at any moment, so a writer asks again after each file operation.
+#pragma once
+
+#include "kvtier/counters.h"
+#include "kvtier/object_graph.h"
+#include "kvtier/store.h"
+#include "kvtier/thread_annotations.h"
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace kvtier {
+
+// What would be evicted next: one of both, or nothing.
+struct eviction {
+    std::shared_ptr<segment> of_segment;
+    std::shared_ptr<anchor>  of_anchor;
+    double                   worth = std::numeric_limits<double>::infinity();
+
+    bool is_empty() const { return of_segment == nullptr && of_anchor == nullptr; }
+};
+
+class catalog {
+public:
+    // All of them must outlive it.
+    catalog(const store_options & options, const file_layout & layout, ram_tier & ram, counters & count);
+
+    // Starts with what opening has found.
+    void begin(object_graph && found);
+
+    // Reads the graph while nobody changes it; what is read of it must be copied.
+    template <typename Function>
+    auto read(const Function & function) const {
+        shared_lock guard(mu);
+        return function(graph);
+    }
+
+    uint64_t turn_of(const key & name_space) const;
+
+    // catalog.cpp: searching
+    match        lookup(const lookup_request & request) const;
+    void         touch(const match & m, int64_t now_ms);
+    save_request plan(const plan_request & request, const std::vector<save_run> & queued) const;
+
+    // catalog_learn.cpp: what is written. What a request builds upon and what it writes is kept from eviction by a lease.
+    lease    hold(const save_request & request) const;
+    status   missing_runs(const save_request & request, std::vector<const save_run *> & out) const;
+    uint64_t new_segment();
+    void     learn(const std::vector<std::shared_ptr<segment>> & written, const std::vector<const save_run *> & runs, lease & held);
+    status   misses_anchor(const save_request & request, const save_anchor & a, bool & out);
+    void     learn(const std::vector<std::shared_ptr<anchor>> & written, const save_request & request);
+
+    // Fills in what the checkpoint names, and its number and turn; is_new: the conversation has no folder yet.
+    status begin_checkpoint(const key & end, checkpoint_record & out, bool & is_new);
+
+    // Miss when a reader has found its pages damaged in the meantime.
+    status learn(const checkpoint_record & record, uint64_t file_size);
+
+    // For index.bin, which says when a conversation was used. False: there is no such conversation any more.
+    bool uses_of(const conversation_id & id, index_record & out) const;
+    bool uses_are_written(const conversation_id & id, bool written, uint64_t file_size);
+
+    // catalog_forget.cpp: what goes
+    bool         forget_conversation(const conversation_id & id, doomed_files & out);
+    void         forget_name_space(const key & name_space, doomed_files & out);
+    void         forget_unusable(doomed_files & out);
+    void         forget_surplus(const key & name_space, const conversation_id * changed, doomed_files & out); // null: all
+    eviction     next_eviction(int64_t now_ms) const;
+    doomed_files evict(const eviction & next);
+
+    // What could not be read, if it is still the same that was read: a new one may be in its place. False: it stays.
+    bool forget_lost(const segment * lost, const status & why, doomed_files & out);
+    bool forget_lost(const std::shared_ptr<anchor> & lost, const status & why, doomed_files & out);
+
+private:
+    const store_options &         options;
+    ram_tier &                    ram;
+    counters &                    count;
+    mutable std::atomic<uint64_t> n_lookups{ 0 };
+
+    mutable shared_mutex mu; // is taken before those of the RAM tier and the ledger
+    object_graph         graph GUARDED_BY(mu);
+};
+
+} // namespace kvtier

@@ -1,0 +1,252 @@
+// What the catalog forgets: what a user removes, what exceeds a limit, what makes room, and what is damaged.
+#include "kvtier/catalog.h"
+
+#include <algorithm>
+
+namespace kvtier {
+
+bool catalog::forget_conversation(const conversation_id & id, doomed_files & out) {
+    exclusive_lock guard(mu);
+    conversation * c = graph.find(id);
+    if (c != nullptr) {
+        graph.forget_conversation(*c, out);
+    }
+    return c != nullptr;
+}
+
+void catalog::forget_name_space(const key & name_space, doomed_files & out) {
+    {
+        exclusive_lock guard(mu);
+        std::vector<std::shared_ptr<segment>> mine;
+        for (const auto & [id, s] : graph.segments) {
+            if (s->name_space == name_space) {
+                mine.push_back(s);
+            }
+        }
+        for (const auto & s : mine) {
+            graph.forget_segment(*s, out);
+        }
+        std::vector<std::shared_ptr<anchor>> left;
+        for (const auto & [id, a] : graph.anchors) {
+            if (a->name_space == name_space) {
+                left.push_back(a);
+            }
+        }
+        for (const auto & a : left) {
+            graph.forget_anchor(a, out);
+        }
+        graph.turns.erase(name_space);
+    }
+    ram.erase_name_space(name_space);
+}
+
+void catalog::forget_unusable(doomed_files & out) {
+    exclusive_lock guard(mu);
+    std::vector<std::shared_ptr<segment>> loose;
+    for (const auto & [id, s] : graph.segments) {
+        if (s->n_attached == 0 && s->pins == 0) {
+            loose.push_back(s);
+        }
+    }
+    for (const auto & s : loose) {
+        graph.forget_segment(*s, out);
+    }
+    std::vector<std::shared_ptr<anchor>> stray;
+    for (const auto & [id, a] : graph.anchors) {
+        if (a->at == nullptr && a->pins == 0) {
+            stray.push_back(a);
+        }
+    }
+    for (const auto & a : stray) {
+        graph.forget_anchor(a, out);
+    }
+}
+
+namespace {
+
+// Applies the limits of one name space.
+class limiter {
+public:
+    limiter(object_graph & graph, const store_options & options, counters & count, doomed_files & out)
+        : graph(graph), options(options), count(count), out(out) {}
+
+    // The longest unused conversations go; what is left is returned.
+    std::vector<conversation *> limit_conversations(const key & name_space) {
+        std::vector<conversation *> mine;
+        for (auto it = graph.conversations.lower_bound({ name_space, 0 });
+             it != graph.conversations.end() && it->first.first == name_space; ++it) {
+            mine.push_back(it->second.get());
+        }
+        if (mine.size() <= options.max_conversations) {
+            return mine;
+        }
+        std::sort(mine.begin(), mine.end(), [](const conversation * a, const conversation * b) {
+            return a->last_turn != b->last_turn ? a->last_turn < b->last_turn : a->last_used_ms < b->last_used_ms;
+        });
+        size_t n_surplus = mine.size() - options.max_conversations;
+        std::vector<conversation *> left;
+        for (conversation * c : mine) {
+            if (n_surplus == 0 || is_being_read(*c)) { // a restore is not disturbed: the next one in line goes
+                left.push_back(c);
+                continue;
+            }
+            n_surplus--;
+            count.retired_conversations++;
+            graph.forget_conversation(*c, out);
+        }
+        return left;
+    }
+
+    // The oldest checkpoints go, the newest stays. Their state stays until room is needed: another prompt may well begin the
+    // same way.
+    void limit_checkpoints(conversation & c) {
+        const uint64_t turn    = graph.turn_of(c.name_space);
+        const auto     is_cold = [&](const checkpoint & point) {
+            return turn - std::min(turn, point.last_turn) >= options.windows.warm;
+        };
+        size_t n_cold = 0;
+        for (const auto & [number, point] : c.checkpoints) {
+            n_cold += is_cold(*point);
+        }
+        for (auto it = c.checkpoints.begin(); it != c.checkpoints.end() && c.checkpoints.size() > 1;) {
+            checkpoint & point   = *it->second;
+            const bool   cold    = is_cold(point);
+            const bool   surplus = c.checkpoints.size() > options.max_checkpoints || (cold && n_cold > options.max_cold);
+            ++it;
+            if (surplus) {
+                n_cold -= cold;
+                count.retired_checkpoints++;
+                graph.forget_checkpoint(point, out);
+            }
+        }
+    }
+
+    // Anchors are thinned out along the newest checkpoint, where only this conversation uses them.
+    void limit_anchors(const conversation & c) {
+        std::vector<std::shared_ptr<anchor>> along;
+        for (const run * r = c.checkpoints.rbegin()->second->end; r != nullptr; r = r->parent) {
+            if (r->anchored != nullptr && r->owner->users.size() <= 1) {
+                along.push_back(r->anchored);
+            }
+        }
+        std::reverse(along.begin(), along.end());
+        std::vector<anchor_facts> facts;
+        for (const auto & a : along) {
+            facts.push_back({ a->n_tokens, (a->flags & format::flag_static_prefix) != 0 });
+        }
+        for (size_t i : thin_anchors(facts, options.max_anchors)) {
+            if (along[i]->pins == 0) {
+                count.thinned_anchors++;
+                graph.forget_checkpoints_at(along[i]->at, out);
+                graph.forget_anchor(along[i], out);
+            }
+        }
+    }
+
+private:
+    object_graph &        graph;
+    const store_options & options;
+    counters &            count;
+    doomed_files &        out;
+};
+
+} // namespace
+
+void catalog::forget_surplus(const key & name_space, const conversation_id * changed, doomed_files & out) {
+    exclusive_lock guard(mu);
+    limiter        limits(graph, options, count, out);
+    for (conversation * c : limits.limit_conversations(name_space)) {
+        limits.limit_checkpoints(*c);
+        if (changed == nullptr || *changed == c->id()) {
+            limits.limit_anchors(*c);
+        }
+    }
+}
+
+// serving: the number of the search whose prompt is in hand.
+static eviction least_worth(const object_graph & all, int64_t now_ms, uint64_t serving) {
+    eviction   next;
+    const auto facts_of = [&](const auto & object, const segment * of) {
+        const uint64_t turn = all.turn_of(object.name_space);
+        object_facts   facts;
+        facts.bytes           = object.file_size;
+        facts.age_ms          = now_ms - object.last_used_ms;
+        facts.idle_turns      = turn - std::min(turn, object.last_turn);
+        facts.hits            = object.hits;
+        facts.static_prefix   = (object.flags & format::flag_static_prefix) != 0;
+        facts.n_conversations = static_cast<uint32_t>(of->users.size());
+        facts.being_served    = serving != 0 && of->looked_up == serving;
+        return facts;
+    };
+    for (const auto & [id, s] : all.segments) {
+        if (s->pins != 0 || s->n_outer_children != 0) {
+            continue;
+        }
+        if (const double worth = s->n_attached == 0 ? -1 : keep_score(facts_of(*s, s.get())); worth < next.worth) {
+            next = { s, nullptr, worth };
+        }
+    }
+    for (const auto & [id, a] : all.anchors) {
+        if (a->pins != 0 || (a->at != nullptr && a->at->owner->pins != 0)) {
+            continue;
+        }
+        if (const double worth = a->at == nullptr ? -1 : keep_score(facts_of(*a, a->at->owner)); worth < next.worth) {
+            next = { nullptr, a, worth };
+        }
+    }
+    return next;
+}
+
+eviction catalog::next_eviction(int64_t now_ms) const {
+    shared_lock guard(mu);
+    return least_worth(graph, now_ms, n_lookups.load());
+}
+
+doomed_files catalog::evict(const eviction & next) {
+    doomed_files   out;
+    exclusive_lock guard(mu);
+    const auto & [of_segment, of_anchor, worth] = next;
+    const bool has_segment = of_segment != nullptr && graph.segments.count(of_segment->id) != 0;
+    const bool has_anchor  = of_anchor != nullptr && graph.anchors.count({ of_anchor->name_space, of_anchor->k }) != 0;
+    if (has_segment && of_segment->pins == 0) {
+        graph.forget_segment(*of_segment, out);
+        count.evicted_segments++;
+    } else if (has_anchor && of_anchor->pins == 0) {
+        graph.forget_checkpoints_at(of_anchor->at, out);
+        graph.forget_anchor(of_anchor, out);
+        count.evicted_anchors++;
+    }
+    return out;
+}
+
+// Whether an object must go: its file is damaged, or missing though the catalog names it, or the disk has refused to read it
+// more than once. Lack of memory or handles says nothing about the file.
+static bool is_lost(const status & why, std::atomic<uint32_t> & n_refused) {
+    constexpr uint32_t max_refused = 2;
+    return why.is_damaged() || why.is_miss() || (why.is_io_error() && ++n_refused >= max_refused);
+}
+
+bool catalog::forget_lost(const segment * lost, const status & why, doomed_files & out) {
+    exclusive_lock guard(mu);
+    const auto     it = graph.segments.find(lost->id);
+    if (it == graph.segments.end() || it->second.get() != lost || !is_lost(why, it->second->n_refused)) {
+        return false;
+    }
+    graph.forget_segment(*it->second, out);
+    out.back().what = doomed_file::fate::set_aside;
+    return true;
+}
+
+bool catalog::forget_lost(const std::shared_ptr<anchor> & lost, const status & why, doomed_files & out) {
+    exclusive_lock guard(mu);
+    const auto     it = graph.anchors.find({ lost->name_space, lost->k });
+    if (it == graph.anchors.end() || it->second != lost || !is_lost(why, lost->n_refused)) {
+        return false;
+    }
+    graph.forget_checkpoints_at(lost->at, out);
+    graph.forget_anchor(lost, out);
+    out.back().what = doomed_file::fate::set_aside;
+    return true;
+}
+
+} // namespace kvtier

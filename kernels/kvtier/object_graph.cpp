@@ -1,0 +1,206 @@
+#include "kvtier/object_graph.h"
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+namespace kvtier {
+
+std::shared_ptr<anchor> make_anchor(const anchor_head & head) {
+    auto a = std::make_shared<anchor>();
+    a->k               = head.k;
+    a->name_space      = head.header.name_space;
+    a->root            = head.header.root;
+    a->n_tokens        = head.n_tokens;
+    a->flags           = head.header.flags;
+    a->file_size       = head.payload_offset + head.payload_size;
+    a->payload_offset  = head.payload_offset;
+    a->payload_size    = head.payload_size;
+    a->checksum        = head.checksum;
+    a->tokens_checksum = head.tokens_checksum;
+    a->last_used_ms    = head.header.created_ms;
+    return a;
+}
+
+std::unique_ptr<checkpoint> make_checkpoint(const checkpoint_record & record, uint64_t file_size) {
+    auto c = std::make_unique<checkpoint>();
+    c->number       = record.number;
+    c->turn         = record.turn;
+    c->n_tokens     = record.n_tokens;
+    c->n_static     = record.n_static;
+    c->file_size    = file_size;
+    c->created_ms   = record.header.created_ms;
+    c->last_turn    = record.turn;
+    c->last_used_ms = record.header.created_ms;
+    c->backend      = record.header.backend;
+    return c;
+}
+
+uint64_t object_graph::turn_of(const key & name_space) const {
+    const auto it = turns.find(name_space);
+    return it == turns.end() ? 0 : it->second;
+}
+
+conversation * object_graph::find(const conversation_id & id) const {
+    const auto it = conversations.find(id);
+    return it == conversations.end() ? nullptr : it->second.get();
+}
+
+void object_graph::add(const std::vector<std::shared_ptr<segment>> & more) {
+    index.attach(more);
+    for (const auto & s : more) {
+        segments[s->id] = s;
+    }
+}
+
+void object_graph::add(const std::shared_ptr<anchor> & a) {
+    anchors[{ a->name_space, a->k }] = a;
+    link(a);
+}
+
+bool object_graph::link(const std::shared_ptr<anchor> & a) {
+    run * at = index.find(a->k);
+    if (at == nullptr || at->p1 != a->n_tokens || at->owner->name_space != a->name_space || at->owner->root != a->root) {
+        return false;
+    }
+    a->at        = at;
+    at->anchored = a;
+    return true;
+}
+
+conversation & object_graph::add(const conversation_id & id) {
+    auto & slot = conversations[id];
+    if (slot == nullptr) {
+        slot = std::make_unique<conversation>(id);
+    }
+    return *slot;
+}
+
+void object_graph::add(std::unique_ptr<checkpoint> c, conversation & owner, run & end) {
+    c->owner = &owner;
+    c->end   = &end;
+    for (run * r = &end; r != nullptr; r = r->parent) {
+        if (std::find(c->segments.begin(), c->segments.end(), r->owner) == c->segments.end()) {
+            c->segments.push_back(r->owner);
+            r->owner->users[&owner]++;
+        }
+    }
+    end.owner->ends.push_back(c.get());
+    owner.checkpoints[c->number] = std::move(c);
+}
+
+void object_graph::forget_anchor(const std::shared_ptr<anchor> & a, doomed_files & out) {
+    const std::shared_ptr<anchor> keep = a; // the reference may be the one we are about to clear
+    if (keep->at != nullptr) {
+        keep->at->anchored = nullptr;
+        keep->at = nullptr;
+    }
+    ram->erase(object_kind::anchor, keep->k);
+    anchors.erase({ keep->name_space, keep->k });
+    out.push_back({ layout->anchors(keep->name_space), names::anchor(keep->k), doomed_file::fate::remove });
+}
+
+void object_graph::forget_checkpoint(checkpoint & c, doomed_files & out) {
+    conversation &    owner  = *c.owner;
+    const std::string folder = layout->conversation(owner.name_space, owner.hash);
+    for (segment * s : c.segments) {
+        const auto it = s->users.find(&owner);
+        if (it != s->users.end() && --it->second == 0) {
+            s->users.erase(it);
+        }
+    }
+    std::vector<checkpoint *> & ends = c.end->owner->ends;
+    ends.erase(std::remove(ends.begin(), ends.end(), &c), ends.end());
+    out.push_back({ folder, names::checkpoint(c.number), doomed_file::fate::remove_and_sync });
+    owner.index_stale = true;
+    owner.checkpoints.erase(c.number);
+    if (owner.checkpoints.empty()) {
+        if (owner.index_size > 0) {
+            out.push_back({ folder, names::index_file, doomed_file::fate::remove });
+        }
+        out.push_back({ layout->name_space(owner.name_space), hex(owner.hash), doomed_file::fate::remove_folder });
+        conversations.erase(owner.id());
+    }
+}
+
+void object_graph::forget_checkpoints_at(const run * at, doomed_files & out) {
+    if (at == nullptr) {
+        return;
+    }
+    const std::vector<checkpoint *> ends = at->owner->ends;
+    for (checkpoint * c : ends) {
+        if (c->end == at) {
+            forget_checkpoint(*c, out);
+        }
+    }
+}
+
+void object_graph::forget_segment(segment & s, doomed_files & out) {
+    const std::shared_ptr<segment> keep = segments.at(s.id);
+    std::vector<run *> gone;
+    index.detach(s, gone);
+    for (run * r : gone) {
+        ram->erase(object_kind::page, r->k);
+        forget_checkpoints_at(r, out);
+    }
+    for (run * r : gone) {
+        if (r->anchored != nullptr) {
+            forget_anchor(r->anchored, out);
+        }
+    }
+    segments.erase(s.id);
+    out.push_back({ layout->pages(s.name_space), names::segment(s.id), doomed_file::fate::remove });
+}
+
+// What a conversation may be alone in using: also state whose checkpoint was retired long ago, or never written. That is
+// all that hangs below its first tokens, because they are what makes it this conversation.
+static std::vector<segment *> segments_of(const conversation & c) {
+    std::set<segment *> found;
+    std::vector<run *>  below;
+    for (const auto & [number, point] : c.checkpoints) {
+        for (run * r = point->end; r != nullptr; r = r->parent) {
+            found.insert(r->owner);
+            if (r->p0 < n_conversation_tokens && r->p1 >= n_conversation_tokens) {
+                below.push_back(r);
+            }
+        }
+    }
+    for (size_t i = 0; i < below.size(); i++) {
+        found.insert(below[i]->owner);
+        below.insert(below.end(), below[i]->children.begin(), below[i]->children.end());
+    }
+    return { found.begin(), found.end() };
+}
+
+bool is_being_read(const conversation & c) {
+    const std::vector<segment *> mine = segments_of(c);
+    return std::any_of(mine.begin(), mine.end(), [&c](const segment * s) {
+        return s->pins != 0 && s->users.size() == s->users.count(&c);
+    });
+}
+
+void object_graph::forget_conversation(conversation & c, doomed_files & out) {
+    std::vector<uint64_t> mine; // ids: a segment may go while another is looked at
+    for (const segment * s : segments_of(c)) {
+        mine.push_back(s->id);
+    }
+    while (c.checkpoints.size() > 1) {
+        forget_checkpoint(*c.checkpoints.rbegin()->second, out);
+    }
+    forget_checkpoint(*c.checkpoints.begin()->second, out); // c is gone
+
+    std::sort(mine.begin(), mine.end(), std::greater<uint64_t>()); // later ones tend to continue earlier ones
+    for (bool changed = true; changed;) {
+        changed = false;
+        for (uint64_t id : mine) {
+            const auto it = segments.find(id);
+            if (it != segments.end() && it->second->users.empty() && it->second->n_outer_children == 0) {
+                const std::shared_ptr<segment> gone = it->second;
+                forget_segment(*gone, out);
+                changed = true;
+            }
+        }
+    }
+}
+
+} // namespace kvtier

@@ -1,0 +1,121 @@
+// What is stored, and how it hangs together: segments, anchors, conversations with their checkpoints, and the tree of tokens
+// that leads to them.
+//
+// What forgets an object also names the files that thereby have no use, checkpoints before the state they name: whoever
+// removes them in this order never leaves a checkpoint without its state.
+//
+// Ownership: the graph owns all objects; segments and anchors are shared with whoever reads from them. Thread safety: none;
+// the catalog guards it. Members may be read at will and are changed by the functions alone.
+#pragma once
+
+#include "kvtier/file_names.h"
+#include "kvtier/prefix_index.h"
+#include "kvtier/ram_tier.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace kvtier {
+
+struct checkpoint {
+    conversation * owner = nullptr;
+    uint32_t       number     = 0;
+    uint64_t       turn       = 0;
+    uint32_t       n_tokens   = 0;
+    uint32_t       n_static   = 0;
+    uint64_t       file_size  = 0;
+    int64_t        created_ms = 0;
+    uint64_t       last_turn  = 0;
+    int64_t        last_used_ms = 0;
+    uint64_t       hits       = 0;
+    std::string    backend;
+    run *                  end = nullptr;
+    std::vector<segment *> segments; // that its chain goes through, each once
+};
+
+using conversation_id = std::pair<key, uint64_t>; // name space and hash
+
+struct conversation {
+    explicit conversation(const conversation_id & id) : name_space(id.first), hash(id.second) {}
+
+    const key      name_space;
+    const uint64_t hash;
+    uint64_t       last_turn    = 0;
+    int64_t        last_used_ms = 0;
+    uint64_t       hits         = 0;
+    uint64_t       index_size   = 0;     // of index.bin; 0 = none
+    bool           index_stale  = false;
+    std::map<uint32_t, std::unique_ptr<checkpoint>> checkpoints;
+    uint32_t       next_number  = 1;
+
+    conversation_id id() const { return { name_space, hash }; }
+};
+
+// A file that has no use any more.
+struct doomed_file {
+    enum class fate : uint8_t {
+        remove,
+        remove_and_sync, // before anything after it goes: a checkpoint must not outlive its pages
+        remove_folder,   // if it is empty
+        set_aside,       // for somebody to look at
+    };
+
+    std::string folder;
+    std::string name;
+    fate        what = fate::remove;
+
+    std::string path() const { return names::join(folder, name); }
+    bool        is_folder() const { return what == fate::remove_folder; }
+};
+
+using doomed_files = std::vector<doomed_file>;
+
+// The objects that a file's head describes. Saving and recovery make them alike.
+std::shared_ptr<anchor>     make_anchor(const anchor_head & head);
+std::unique_ptr<checkpoint> make_checkpoint(const checkpoint_record & record, uint64_t file_size);
+
+class object_graph {
+public:
+    // Both must outlive it. What is forgotten here is forgotten in RAM, too.
+    object_graph(const file_layout & layout, ram_tier & ram) : layout(&layout), ram(&ram) {}
+
+    prefix_index                                             index;
+    std::unordered_map<uint64_t, std::shared_ptr<segment>>   segments; // by id
+    std::map<std::pair<key, key>, std::shared_ptr<anchor>>   anchors;  // by name space and key
+    std::map<conversation_id, std::unique_ptr<conversation>> conversations;
+    std::map<key, uint64_t>                                  turns;    // of every name space that was used
+    uint64_t                                                 next_segment = 1;
+
+    uint64_t       turn_of(const key & name_space) const;
+    conversation * find(const conversation_id & id) const; // null: there is none
+
+    void           add(const std::vector<std::shared_ptr<segment>> & segments);
+    void           add(const std::shared_ptr<anchor> & a);
+    conversation & add(const conversation_id & id); // the one that is there, or a new one
+
+    // The end of its chain must be stored.
+    void add(std::unique_ptr<checkpoint> c, conversation & owner, run & end);
+
+    // An anchor at the end of a run, if the run is stored; true when it is linked to it.
+    bool link(const std::shared_ptr<anchor> & a);
+
+    void forget_segment(segment & s, doomed_files & out);
+    void forget_anchor(const std::shared_ptr<anchor> & a, doomed_files & out);
+    void forget_checkpoint(checkpoint & c, doomed_files & out);
+    void forget_checkpoints_at(const run * at, doomed_files & out); // which is about to lose its state, or its anchor
+    void forget_conversation(conversation & c, doomed_files & out); // with everything that only it uses
+
+private:
+    const file_layout * layout;
+    ram_tier *          ram;
+};
+
+// Whether somebody reads what would go with the conversation.
+bool is_being_read(const conversation & c);
+
+} // namespace kvtier

@@ -1,0 +1,241 @@
+#include "server/cache/cache_admin.h"
+
+#include "kvtier/file_names.h"
+
+#include <set>
+#include <utility>
+
+namespace llama_run {
+
+using kvtier::status;
+
+// For /cache as they are, for /metrics with a prefix.
+struct number {
+    const char * name;
+    const char * meaning;
+    uint64_t     value;
+};
+
+static std::vector<number> counted(const kvtier::counter_values & v) {
+    return {
+#define LLAMA_RUN_NUMBER(name, meaning) { #name, meaning, v.name },
+        KVTIER_COUNTERS(LLAMA_RUN_NUMBER)
+#undef LLAMA_RUN_NUMBER
+    };
+}
+
+static std::vector<number> measured(const kvtier::store & store, const kvtier::writer & queue) {
+    const kvtier::store_stats s    = store.stats();
+    uint64_t                  hits = 0;
+    std::set<kvtier::key>     users;
+    for (const kvtier::conversation_info & c : store.list()) {
+        hits += c.hits;
+        if (c.name_space != kvtier::key()) {
+            users.insert(c.name_space);
+        }
+    }
+    return {
+        { "disk_bytes",    "bytes on disk, other models included", s.disk_bytes },
+        { "disk_limit",    "bytes on disk at most",                s.disk_limit },
+        { "ram_bytes",     "bytes of state in RAM",                s.ram_bytes },
+        { "ram_limit",     "bytes of state in RAM at most",        s.ram_limit },
+        { "index_bytes",   "bytes of RAM that the index takes",    s.index_bytes },
+        { "conversations", "conversations stored",                 s.n_conversations },
+        { "users",         "users that have any",                  users.size() },
+        { "hits",          "restores that used them",              hits },
+        { "checkpoints",   "checkpoints stored",                   s.n_checkpoints },
+        { "anchors",       "anchors stored",                       s.n_anchors },
+        { "pages",         "pages and parts of pages stored",      s.n_runs },
+        { "segments",      "files they are in",                    s.n_segments },
+        { "queued",        "saves waiting for the disk",           queue.queued() },
+        { "queued_bytes",  "their bytes",                          queue.queued_bytes() },
+    };
+}
+
+static common_json object_of(const std::vector<number> & numbers) {
+    common_json out = common_json::object();
+    for (const number & n : numbers) {
+        out[n.name] = n.value;
+    }
+    return out;
+}
+
+static common_json summary_of(const request_counts & counts) {
+    common_json sources = common_json::object();
+    for (size_t i = 0; i < counts.by_source.size(); i++) {
+        sources[cache_source_name(static_cast<cache_source>(i))] = counts.by_source[i];
+    }
+    common_json misses = common_json::object();
+    for (size_t i = 0; i < counts.by_miss.size(); i++) {
+        misses[cache_miss_name(static_cast<cache_miss>(i))] = counts.by_miss[i];
+    }
+    return {
+        { "finished",         counts.n },
+        { "tokens_reused",    counts.n_reused },
+        { "tokens_evaluated", counts.n_evaluated },
+        { "by_source",        sources },
+        { "by_miss",          misses },
+    };
+}
+
+common_json cache_admin::describe() const {
+    const kvtier::store_stats     stats   = stores.target->store().stats();
+    const kvtier::store_options & options = stores.target->store().options();
+    common_json damaged = common_json::object();
+    for (size_t i = 1; i < stats.values.damaged.size(); i++) {
+        damaged[kvtier::damage_name(static_cast<kvtier::damage>(i))] = stats.values.damaged[i];
+    }
+    common_json out = {
+        { "enabled",     true },
+        { "path",        stores.root_dir },
+        { "fingerprint", kvtier::hex(options.fingerprint) },
+        { "page_size",   options.page_size },
+        { "restores_at", stores.target->folded() ? "anchors" : "any_token" },
+        { "draft",       stores.draft != nullptr },
+        { "speed",       {
+            { "disk_bytes_per_s",  measured_speeds.disk.get() },
+            { "copy_bytes_per_s",  measured_speeds.copy.get() },
+            { "eval_tokens_per_s", measured_speeds.eval.get() },
+        } },
+        { "last_error",  stores.target->queue().last_error() },
+        { "users_by_metadata", metadata_users },
+    };
+    out["state"]    = object_of(measured(stores.target->store(), stores.target->queue()));
+    out["counters"] = object_of(counted(stats.values));
+    out["damaged"]  = damaged;
+    out["requests"] = summary_of(totals.all());
+    return out;
+}
+
+common_json cache_admin::describe_user(const std::string & user) const {
+    uint64_t n_conversations = 0;
+    uint64_t bytes           = 0;
+    for (const kvtier::conversation_info & c : stores.target->store().list()) {
+        if (c.name_space == kvtier::user_key(user)) {
+            n_conversations++;
+            bytes += c.bytes_own;
+        }
+    }
+    return {
+        { "enabled",       true },
+        { "user",          user },
+        { "conversations", n_conversations },
+        { "bytes_own",     bytes },
+        { "requests",      summary_of(totals.of(user)) },
+    };
+}
+
+common_json cache_admin::conversations(const std::string & user) const {
+    common_json out = common_json::array();
+    for (const kvtier::conversation_info & c : stores.target->store().list()) {
+        if (c.name_space != kvtier::user_key(user)) {
+            continue;
+        }
+        out.push_back({
+            { "hash",         kvtier::hex(c.hash) },
+            { "turns",        c.turns },
+            { "tokens",       c.n_tokens },
+            { "bytes_own",    c.bytes_own },
+            { "bytes_shared", c.bytes_shared },
+            { "hits",         c.hits },
+            { "tier",         kvtier::tier_name(c.where) },
+            { "created_ms",   c.created_ms },
+            { "last_used_ms", c.last_used_ms },
+            { "backend",      c.backend },
+        });
+    }
+    return out;
+}
+
+static void add_metric(std::string & out, const std::string & name, const std::string & meaning, const char * type,
+                       double value) {
+    out += "# HELP llamacpp:cache_" + name + " " + meaning + "\n# TYPE llamacpp:cache_" + name + " " + type +
+           "\nllamacpp:cache_" + name + " " + std::to_string(value) + "\n";
+}
+
+std::string cache_admin::metrics() const {
+    const kvtier::store_stats stats = stores.target->store().stats();
+    std::string out;
+    for (const number & n : measured(stores.target->store(), stores.target->queue())) {
+        add_metric(out, n.name, n.meaning, "gauge", static_cast<double>(n.value));
+    }
+    for (const number & n : counted(stats.values)) {
+        add_metric(out, std::string(n.name) + "_total", n.meaning, "counter", static_cast<double>(n.value));
+    }
+    add_metric(out, "damaged_total", "files set aside", "counter", static_cast<double>(stats.values.damaged_total()));
+    const request_counts requests = totals.all();
+    add_metric(out, "requests_total", "requests served with the cache on", "counter", static_cast<double>(requests.n));
+    add_metric(out, "tokens_reused_total", "prompt tokens not evaluated again", "counter",
+               static_cast<double>(requests.n_reused));
+    add_metric(out, "tokens_evaluated_total", "prompt tokens evaluated", "counter",
+               static_cast<double>(requests.n_evaluated));
+    return out;
+}
+
+//
+// removing
+//
+
+void cache_admin::flush() {
+    board.wait_until_handed_over();
+    stores.flush();
+}
+
+// Requests that wait are marked first: one that gets its slot meanwhile brings its mark along. Slots are the inference thread's:
+// idle ones are erased through the queue, busy ones forget when they are released.
+void cache_admin::forget(const removal & what) {
+    reader.remove(what);
+    for (const int id : board.remove(what)) {
+        server_task task(SERVER_TASK_TYPE_SLOT_ERASE);
+        task.id                  = queue.get_new_id();
+        task.slot_action.id_slot = id;
+        queue.post(std::move(task));
+    }
+}
+
+// Gives the bytes freed. done: whether all stores had it and removed it, for a user; or any, for a conversation.
+uint64_t cache_admin::remove(const removal & what, const std::function<status(kvtier::store &, uint64_t &)> & from, bool & done) {
+    forget(what);
+    flush();
+    uint64_t bytes_freed = 0;
+    done = what.everything;
+    for (sequence_store * s : stores.all()) {
+        uint64_t   freed = 0;
+        const bool ok    = from(s->store(), freed).is_ok();
+        done = what.everything ? done && ok : done || ok;
+        bytes_freed += freed;
+    }
+    return bytes_freed;
+}
+
+bool cache_admin::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) {
+    removal what;
+    what.user = user;
+    what.hash = hash;
+    for (const kvtier::conversation_info & c : stores.target->store().list()) {
+        if (c.hash == hash && c.name_space == kvtier::user_key(user)) {
+            what.n_tokens = std::min<size_t>(c.n_tokens, kvtier::n_conversation_tokens);
+        }
+    }
+    bool found  = false;
+    bytes_freed = remove(what, [&](kvtier::store & store, uint64_t & freed) {
+        return store.remove_conversation(kvtier::user_key(user), hash, freed);
+    }, found);
+    finished.forget_words(user); // of which conversation each is, the log does not know
+    return found;
+}
+
+bool cache_admin::remove_user(const std::string & user, uint64_t & bytes_freed) {
+    removal what;
+    what.user       = user;
+    what.everything = true;
+    bool done   = false;
+    bytes_freed = remove(what, [&](kvtier::store & store, uint64_t & freed) {
+        return store.remove_name_space(kvtier::user_key(user), freed);
+    }, done);
+    finished.forget(user);
+    totals.forget(user);
+    return done;
+}
+
+} // namespace llama_run

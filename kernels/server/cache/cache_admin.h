@@ -1,0 +1,55 @@
+// What the cache says about itself, and what people ask of it: JSON for the routes, text for /metrics, flush and removals.
+//
+// Thread safety: all functions may be called from any thread but the inference thread, for which flush and the removals wait.
+#pragma once
+
+#include "server/cache/cache_stores.h"
+#include "server/cache/prompt_reader.h"
+#include "server/cache/removal.h"
+#include "server/cache/request_log.h"
+#include "server/cache/request_totals.h"
+#include "server/cache/slot_board.h"
+#include "server/cache/speeds.h"
+
+#include "server-queue.h"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace llama_run {
+
+class cache_admin {
+public:
+    cache_admin(cache_stores & stores, slot_board & board, prompt_reader & reader, server_queue & queue, const speeds & measured_speeds,
+                bool metadata_users) :
+        stores(stores), board(board), reader(reader), queue(queue), measured_speeds(measured_speeds),
+        metadata_users(metadata_users) {}
+
+    request_totals totals;   // of finished requests
+    request_log    finished; // the last of them
+
+    common_json describe() const;
+    common_json describe_user(const std::string & user) const;
+    common_json conversations(const std::string & user) const;
+    std::string metrics() const;
+
+    // What was answered before the call is on disk afterwards.
+    void flush();
+
+    bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed);
+    bool remove_user(const std::string & user, uint64_t & bytes_freed);
+
+private:
+    void     forget(const removal & what);
+    uint64_t remove(const removal & what, const std::function<kvtier::status(kvtier::store &, uint64_t &)> & from, bool & done);
+
+    cache_stores &  stores;
+    slot_board &    board;
+    prompt_reader & reader;
+    server_queue &  queue;
+    const speeds &  measured_speeds;
+    const bool      metadata_users; // whether metadata.user_id tells users apart
+};
+
+} // namespace llama_run

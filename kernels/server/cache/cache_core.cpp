@@ -1,0 +1,333 @@
+#include "server/cache/cache_core.h"
+
+#include "server/cache/explain.h"
+#include "server/cache/prompt_tokens.h"
+#include "server/cache/stopwatch.h"
+
+#include "state_rows.h"
+
+#include "log.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace llama_run {
+
+using kvtier::status;
+
+//
+// opening and closing
+//
+
+cache_core::cache_core(const common_params & params, llama_context * target, llama_context * draft,
+                       std::atomic<bool> & stopping) :
+    target_ctx(target), draft_ctx(draft), server_stops(stopping),
+    n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
+    checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)),
+    min_similarity(params.slot_prompt_similarity), board(static_cast<size_t>(params.n_parallel)), turns(static_cast<size_t>(params.n_parallel)) {}
+
+status cache_core::open(const common_params & params, llama_context * target, llama_context * draft,
+                        server_queue & queue, std::atomic<bool> & stopping, std::shared_ptr<cache_core> & out) {
+    if (llama_get_memory(target) == nullptr) {
+        return status::incompatible("this model keeps no state");
+    }
+    std::shared_ptr<cache_core> made(new cache_core(params, target, draft, stopping));
+    if (status s = made->scopes.open(params.lora_adapters); !s.is_ok()) {
+        return s;
+    }
+    if (status s = made->stores.open(params, target, draft); !s.is_ok()) {
+        return s;
+    }
+    made->give_up_batches_when_stopping();
+    made->reader = std::make_unique<prompt_reader>(made->stores, made->measured, queue);
+    made->admin_ = std::make_unique<cache_admin>(made->stores, made->board, *made->reader, queue, made->measured,
+                                                 params.cache_ssd.metadata_users);
+    out = std::move(made);
+    return status::ok();
+}
+
+// Evaluating a batch can take half a minute on a slow processor, and stopping should not. Backends that can be interrupted leave
+// complete rows behind for all tokens but the batch's last ones; folded state, and a draft's, would be neither here nor there.
+void cache_core::give_up_batches_when_stopping() {
+    if (!stores.target->folded() && draft_ctx == nullptr) {
+        llama_set_abort_callback(target_ctx, [](void * stops) { return static_cast<std::atomic<bool> *>(stops)->load(); },
+                                 &server_stops);
+    }
+}
+
+void cache_core::close() {
+    if (reader) {
+        reader->stop();
+        stores.flush();
+    }
+}
+
+//
+// arrive and lookup
+//
+
+std::shared_ptr<cache_ticket> cache_core::make_ticket(const server_task & task, const std::string & user) {
+    auto ticket = std::make_shared<cache_ticket>(user);
+    ticket->core  = shared_from_this();
+    ticket->scope = scopes.of_request(user, task.params);
+    if (!is_cached_kind(task.type) || !task.params.cache_prompt || task.is_child()) {
+        ticket->miss = cache_miss::off;
+        return ticket;
+    }
+    ticket->tokens = tokens_of(task.tokens);
+    if (has_media(ticket->tokens)) {
+        ticket->miss = cache_miss::media;
+    }
+    reader->expect(ticket);
+    return ticket;
+}
+
+void cache_core::arrive(server_task & task, const admission & from) {
+    const auto ticket = make_ticket(task, from.user);
+    ticket->stable = from.stable;
+    task.cache     = ticket;
+    if (ticket->is_looked_up()) {
+        reader->arrive(*ticket, board.best_offer(ticket->scope, ticket->tokens));
+    }
+}
+
+// The user's own slot that holds most of the prompt; else an empty one; else the user's least recently used; else the least
+// recently used of all. A slot of which the prompt would throw away more than half is spared while another is empty and the
+// store has as much.
+int cache_core::choose(const std::vector<slot_candidate> & slots, const server_task & task) const {
+    if (task.id_slot != -1 || !is_cached_kind(task.type) || !task.cache) {
+        return -1;
+    }
+    const cache_ticket & ticket = *task.cache;
+    int    similar = -1;
+    int    empty   = -1;
+    int    own     = -1;
+    int    oldest  = -1;
+    size_t most    = 0;
+    bool   sparing = false;
+    const auto older = [&](size_t i, int than) {
+        return than < 0 || slots[i].last_used < slots[static_cast<size_t>(than)].last_used;
+    };
+    for (size_t i = 0; i < slots.size(); i++) {
+        const slot_view & slot = slots[i].view;
+        if (slots[i].busy) {
+            continue;
+        }
+        oldest = older(i, oldest) ? static_cast<int>(i) : oldest;
+        if (slot.prompt.tokens.empty()) {
+            empty = older(i, empty) ? static_cast<int>(i) : empty;
+            continue;
+        }
+        if (board.scope(slot.id) != ticket.scope) {
+            continue;
+        }
+        own = older(i, own) ? static_cast<int>(i) : own;
+        const slot_offer offer    = offer_of(slot);
+        const size_t     n_common = offer.common(ticket.tokens);
+        if (n_common > most && static_cast<float>(n_common) > min_similarity * static_cast<float>(ticket.tokens.size())) {
+            most    = n_common;
+            similar = static_cast<int>(i);
+            sparing = 2 * n_common < offer.tokens.size() && ticket.target.match.n_tokens >= offer.reusable(ticket.tokens);
+        }
+    }
+    if (similar >= 0 && !(sparing && empty >= 0)) {
+        return similar;
+    }
+    return empty >= 0 ? empty : own >= 0 ? own : oldest;
+}
+
+bool cache_core::prepare(const slot_view & slot, server_task & task) {
+    if (!task.cache || !task.cache->core) { // It came without HTTP, or while the cache was off.
+        task.cache = make_ticket(task, task.cache ? task.cache->scope.user : "");
+    }
+    const cache_ticket & ticket = *task.cache;
+    if (reader->put_off_again(ticket)) {
+        return false;
+    }
+    if (!ticket.is_looked_up() || ticket.removed || task.n_tokens() >= slot.n_ctx) {
+        return true;
+    }
+    const bool is_own = board.scope(slot.id) == ticket.scope && !board.is_removed(slot.id);
+    return reader->prepare(task.cache, is_own ? offer_of(slot).reusable(ticket.tokens) : 0);
+}
+
+//
+// restore
+//
+
+// How long a smaller copy takes says nothing about larger ones: bytes.
+static constexpr uint64_t least_told_by = uint64_t(4) << 20;
+
+slot_offer cache_core::offer_of(const slot_view & slot) const {
+    slot_offer offer;
+    offer.tokens  = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());
+    offer.pos_min = llama_memory_seq_pos_min(llama_get_memory(target_ctx), slot.id);
+    offer.n_swa   = n_swa;
+    if (checkpoints_exact) {
+        for (const common_prompt_checkpoint & c : slot.prompt.checkpoints) {
+            offer.checkpoints.push_back({ c.n_tokens, c.pos_min, c.pos_max });
+        }
+    }
+    return offer;
+}
+
+// Gives how many tokens the slot holds now.
+size_t cache_core::put(const slot_view & slot, cache_ticket & ticket, const std::function<bool()> & make_room) {
+    const stopwatch       watch;
+    const kvtier::match & m       = ticket.target.match;
+    kvtier::loading &     reading = *ticket.target.reading;
+    if (draft_ctx != nullptr) {
+        // This comes first, because some draft contexts share the target's cells.
+        llama_memory_seq_rm(llama_get_memory(draft_ctx), slot.id, -1, -1);
+    }
+    size_t n_tokens = 0;
+    status s        = stores.target->put(slot.id, reading, n_tokens);
+    while (!s.is_ok() && reading.wait().is_ok() && make_room()) { // Files that cannot be read need no room.
+        s = stores.target->put(slot.id, reading, n_tokens);
+    }
+    const status read = reading.wait();
+    if (!read.is_ok()) {
+        ticket.miss = miss_of(read);
+        LOG_WRN("cache: %s\n", read.message().c_str());
+    } else if (!s.is_ok()) {
+        ticket.miss = cache_miss::no_room;
+        LOG_WRN("cache: slot %d: %s\n", slot.id, s.message().c_str());
+    } else {
+        if (m.bytes_ram + m.bytes_disk >= least_told_by) {
+            measured.copy.add(static_cast<double>(m.bytes_ram + m.bytes_disk), watch.ms() / 1000 - reading.seconds_waited());
+        }
+        // Reads at once share a disk, and none of them says how fast it is.
+        if (m.bytes_disk >= least_told_by && ticket.held.is_alone()) {
+            measured.disk.add(static_cast<double>(m.bytes_disk), reading.seconds_read());
+        }
+    }
+    if (n_tokens > 0) {
+        stores.target->used(m);
+        log_restored(slot.id, m);
+        put_draft(slot, ticket, n_tokens);
+    }
+    return n_tokens;
+}
+
+// Both contexts go on at one position, or the draft's starts empty.
+void cache_core::put_draft(const slot_view & slot, cache_ticket & ticket, size_t n_tokens) {
+    if (ticket.draft.n_tokens() != n_tokens) {
+        return;
+    }
+    size_t n_draft = 0;
+    (void) stores.draft->put(slot.id, *ticket.draft.reading, n_draft);
+    if (n_draft == n_tokens) {
+        stores.draft->used(ticket.draft.match);
+    } else {
+        llama_memory_seq_rm(llama_get_memory(draft_ctx), slot.id, -1, -1);
+    }
+}
+
+void cache_core::replaced(const slot_view & slot) {
+    turn_of(slot).exact = false;
+    board.offer_unnamed(slot.id, offer_of(slot));
+}
+
+// Of a request that has no prompt to keep, or whose user nobody knows: what a user left in the slot is not for it.
+cache_report cache_core::restore_unnamed(const slot_view & slot, server_prompt & prompt, const server_task & task) {
+    if (board.scope(slot.id).user != nobody) {
+        prompt.clear();
+    }
+    prompt.checkpoints.clear(); // They are of what the slot holds, which is about to change.
+    turn_of(slot).exact = false;
+    board.disown(slot.id);
+    if (task.cache) {
+        task.cache->clear();
+    }
+    return {};
+}
+
+cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
+                                 const std::function<bool()> & make_room) {
+    turn & t = turn_of(slot);
+    const bool known = t.exact && t.tokens == tokens_of(slot.prompt.tokens);
+    t.anchors.clear();
+    t.prompt_saved = false;
+    t.store        = false;
+    t.report       = {};
+    if (!is_cached_kind(task.type) || task.is_child() || !task.cache) {
+        return restore_unnamed(slot, prompt, task);
+    }
+    cache_ticket & ticket = *task.cache;
+    if (task.params.lora.empty()) {
+        scopes.set_defaults(slot.lora);
+    }
+    sequence_scope       scope;
+    const bool           scope_known = scopes.of(ticket.scope.user, slot.lora, scope);
+    const sequence_scope before      = board.scope(slot.id);
+    // From here on a removal finds the request in its slot, until here as one that waits.
+    const bool was_removed = board.take(slot.id, scope, naming_tokens(ticket.tokens), ticket.removed);
+    if (ticket.removed) {
+        ticket.target.clear();
+        ticket.draft.clear();
+    }
+    if (was_removed || before != scope) {
+        prompt.clear(); // It was removed on request, is another user's, or was evaluated with other adapters.
+    }
+
+    if (!checkpoints_exact) {
+        prompt.checkpoints.clear(); // Upstream's are not; anchors are.
+    }
+    // What upstream finds there now belongs to this prompt, or is not there.
+    const size_t n_known = ticket.miss == cache_miss::off ? 0 : prompt.tokens.get_common_prefix(task.tokens);
+    prompt.checkpoints.remove_if([&](const common_prompt_checkpoint & c) { return !slot_offer::fits(c, n_known); });
+
+    const slot_offer offer     = offer_of(slot);
+    const size_t     n_in_slot = ticket.is_looked_up() ? offer.reusable(ticket.tokens) : 0;
+    const bool wanted = scope_known && scope == ticket.scope && ticket.target.n_tokens() > n_in_slot &&
+                        task.n_tokens() < slot.n_ctx;
+    size_t n_restored = 0;
+    double put_ms     = 0;
+    if (wanted) {
+        const stopwatch watch;
+        prompt.clear();
+        n_restored = put(slot, ticket, make_room);
+        prompt.tokens.insert({ ticket.tokens.begin(), ticket.tokens.begin() + static_cast<std::ptrdiff_t>(n_restored) });
+        put_ms = watch.ms();
+    }
+    const size_t n_kept = wanted ? 0 : n_in_slot;
+
+    t.report            = report_of(ticket, offer, n_kept, n_restored, stores);
+    t.report.restore_ms = n_restored > 0 ? static_cast<float>(ticket.read_ms + put_ms) : 0;
+    t.report.stable     = ticket.stable;
+    note_messages(task, t);
+    t.parted = parting_of(target_ctx, ticket, t.report, t.n_static);
+    log_request(slot.id, ticket.tokens.size(), std::max(n_restored, n_kept), t.report, t.parted);
+    if (t.report.miss == cache_miss::recompute_faster) {
+        measured.disk.doubt();
+    }
+
+    if (n_restored == 0 && !known && offer.common(ticket.tokens) == 0) {
+        prompt.clear(); // Nothing of it is used, and whether it is exact nobody knows.
+    }
+    t.tokens     = tokens_of(prompt.tokens);
+    t.exact      = n_restored > 0 || known || prompt.tokens.empty();
+    t.store      = scope_known && ticket.is_looked_up();
+    t.n_reusable = std::max(n_restored, offer.common(ticket.tokens));
+    t.n_restored = n_restored;
+    t.n_saved    = n_restored;
+    t.n_refused  = 0;
+    ticket.clear();
+    return t.report;
+}
+
+// Where the prompt's messages begin.
+void cache_core::note_messages(const server_task & task, turn & t) {
+    t.n_static  = 0;
+    t.last_user = 0;
+    t.roles.clear();
+    for (const common_chat_msg_span & span : task.params.message_spans.spans) {
+        t.roles.push_back({ static_cast<uint32_t>(span.pos), static_cast<uint32_t>(span.role) });
+        if (span.role == COMMON_CHAT_ROLE_USER) {
+            t.n_static  = t.n_static == 0 ? static_cast<uint32_t>(span.pos) : t.n_static;
+            t.last_user = static_cast<uint32_t>(span.pos);
+        }
+    }
+}
+
+} // namespace llama_run

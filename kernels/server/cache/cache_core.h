@@ -1,0 +1,106 @@
+// The cache while it is open: the order of a request. Behind state_cache.h, which says who calls what.
+//
+// What it works with has rooms of its own: the stores (cache_stores), what slots hold (slot_board), requests on their way to one
+// (prompt_reader, cache_ticket), status and removals (cache_admin). What is left is the inference thread's: the turn that each
+// slot is at.
+#pragma once
+
+#include "server/cache/adapter_scopes.h"
+#include "server/cache/cache_admin.h"
+#include "server/cache/cache_stores.h"
+#include "server/cache/cache_ticket.h"
+#include "server/cache/prompt_reader.h"
+#include "server/cache/slot_board.h"
+#include "server/cache/speeds.h"
+#include "server/state_cache.h"
+
+#include "llama/sequence_store.h"
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace llama_run {
+
+class cache_core : public std::enable_shared_from_this<cache_core> {
+public:
+    static kvtier::status open(const common_params & params, llama_context * target, llama_context * draft,
+                               server_queue & queue, std::atomic<bool> & stopping, std::shared_ptr<cache_core> & out);
+    ~cache_core() { close(); }
+
+    // Flushes and ends the threads.
+    void close();
+
+    void         arrive(server_task & task, const admission & from);
+    int          choose(const std::vector<slot_candidate> & slots, const server_task & task) const;
+    bool         prepare(const slot_view & slot, server_task & task);
+    void         deferred() { reader->deferred(); }
+    cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
+                         const std::function<bool()> & make_room);
+    bool         anchor(const slot_view & slot, uint32_t n_tokens);
+    void         evaluated(const slot_view & slot);
+    void         ending(const slot_view & slot);
+    void         released(const slot_view & slot);
+    void         interrupted(const slot_view & slot);
+    void         replaced(const slot_view & slot);
+
+    cache_admin & admin() { return *admin_; }
+
+private:
+    // What becomes of the request in a slot, and of the state that it leaves there. Inference thread only.
+    struct turn {
+        std::vector<kvtier::token> tokens;        // what the slot held when last seen
+        bool                       exact = true;  // it does by plain evaluation or an exact restore: it may be stored
+        bool                       store = false; // the request's state may be stored
+        size_t                     n_reusable = 0; // tokens; where more are reused, they were moved, which is not exact
+        size_t                     n_restored = 0; // tokens, from the store
+        size_t                     n_saved    = 0; // tokens handed over
+        size_t                     n_refused  = 0; // tokens that the writer had no room for, last time
+        bool                       prompt_saved = false;
+        std::vector<anchor_copy>   anchors;        // taken, not handed over
+        uint32_t                   n_static  = 0;
+        uint32_t                   last_user = 0;  // where the user's last message begins
+        std::vector<kvtier::role_mark> roles;
+        cache_report               report;
+        parting                    parted;
+    };
+
+    cache_core(const common_params & params, llama_context * target, llama_context * draft, std::atomic<bool> & stopping);
+
+    std::shared_ptr<cache_ticket> make_ticket(const server_task & task, const std::string & user);
+    void give_up_batches_when_stopping();
+    turn & turn_of(const slot_view & slot) { return turns[static_cast<size_t>(slot.id)]; }
+
+    // restore
+    slot_offer   offer_of(const slot_view & slot) const;
+    static void  note_messages(const server_task & task, turn & t);
+    cache_report restore_unnamed(const slot_view & slot, server_prompt & prompt, const server_task & task);
+    size_t       put(const slot_view & slot, cache_ticket & ticket, const std::function<bool()> & make_room);
+    void         put_draft(const slot_view & slot, cache_ticket & ticket, size_t n_tokens);
+
+    // persist
+    size_t chunk_tokens(const slot_view & slot);
+    void   note_use(const slot_view & slot, turn & t);
+    void   save(const slot_view & slot, turn & t, size_t n_tokens, bool complete, bool anchor_end);
+    void   count(const slot_view & slot, const turn & t, bool removed);
+
+    llama_context * const target_ctx;
+    llama_context * const draft_ctx;
+    std::atomic<bool> &   server_stops;
+    const int32_t         n_swa;
+    const bool            checkpoints_exact;  // upstream's; see llama_state_has_window
+    const float           min_similarity;     // of a slot's tokens to a prompt, for it to be worth choosing
+    size_t                n_chunk_tokens = 0; // 0 while it is not known
+
+    adapter_scopes                 scopes;
+    speeds                         measured;
+    cache_stores                   stores;
+    slot_board                     board;
+    std::unique_ptr<prompt_reader> reader; // uses the stores; there once they are open
+    std::unique_ptr<cache_admin>   admin_;
+    std::vector<turn>              turns;  // by slot
+};
+
+} // namespace llama_run

@@ -1,0 +1,173 @@
+// What a request leaves behind: anchors on the way, pages of its prompt, the rest of its turn.
+#include "server/cache/cache_core.h"
+
+#include "server/cache/prompt_tokens.h"
+
+#include "state_rows.h"
+
+#include "log.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace llama_run {
+
+using kvtier::status;
+
+// Tokens that upstream moved to other positions are state that no evaluation of the prompt would give.
+void cache_core::note_use(const slot_view & slot, turn & t) {
+    if (slot.shifted || slot.stats.n_prompt_cached > t.n_reusable) {
+        t.exact = false;
+    }
+}
+
+// n_tokens: what the sequence holds.
+void cache_core::save(const slot_view & slot, turn & t, size_t n_tokens, bool complete, bool anchor_end) {
+    sequence_turn now;
+    now.scope      = board.scope(slot.id);
+    now.tokens     = tokens_of(slot.prompt.tokens, n_tokens);
+    now.n_static   = t.n_static;
+    now.roles      = t.roles;
+    now.complete   = complete;
+    now.anchor_end = anchor_end;
+    now.anchors    = std::move(t.anchors);
+    t.anchors.clear();
+    if (now.tokens.empty() || has_media(now.tokens)) {
+        return;
+    }
+    const size_t n_own = std::min(n_tokens, static_cast<size_t>(slot.task->n_tokens()));
+    if (slot.prompt.tokens.get_common_prefix(slot.task->tokens) < n_own) {
+        return; // It was released before it began, and the slot holds what the request before it left.
+    }
+    const status s = stores.target->save(slot.id, now);
+    if (!s.is_ok()) {
+        LOG_WRN("cache: slot %d: not stored: %s\n", slot.id, s.message().c_str());
+        t.anchors   = std::move(now.anchors); // The end of the turn tries again, and cannot take them anew.
+        t.n_refused = now.tokens.size();
+        return;
+    }
+    t.n_saved = now.tokens.size();
+    if (stores.draft != nullptr) {
+        now.anchors.clear();
+        (void) stores.draft->save(slot.id, now).is_ok(); // It may lag behind the target; the next turn has it.
+    }
+}
+
+bool cache_core::anchor(const slot_view & slot, uint32_t n_tokens) {
+    turn & t = turn_of(slot);
+    note_use(slot, t);
+    if (!t.store || !t.exact || !stores.target->folded() || slot.task == nullptr) {
+        return false;
+    }
+    if (n_tokens == t.n_restored) {
+        return true; // It has just come from there.
+    }
+    // Where other prompts will want to go on: after the static prefix, before the last message, before the answer.
+    static constexpr uint32_t near_end = 4;
+    const bool pays = n_tokens == t.n_static || n_tokens == t.last_user ||
+                      n_tokens + near_end >= static_cast<uint32_t>(slot.task->n_tokens());
+    anchor_copy copy;
+    if (pays && stores.target->take_anchor(slot.id, n_tokens, copy).is_ok()) {
+        t.anchors.push_back(std::move(copy));
+    }
+    return false;
+}
+
+// Tokens whose rows fill a segment.
+size_t cache_core::chunk_tokens(const slot_view & slot) {
+    const kvtier::store_options & options = stores.target->store().options();
+    const llama_pos               page    = static_cast<llama_pos>(options.page_size);
+    if (n_chunk_tokens == 0 && slot.prompt.tokens.size() >= options.page_size) {
+        const size_t bytes = llama_state_rows_size(target_ctx, slot.id, 0, page);
+        n_chunk_tokens = bytes == 0 ? SIZE_MAX : std::max<size_t>(8, options.segment_bytes / bytes) * options.page_size;
+    }
+    return n_chunk_tokens == 0 ? SIZE_MAX : n_chunk_tokens;
+}
+
+void cache_core::evaluated(const slot_view & slot) {
+    turn & t = turn_of(slot);
+    if (t.prompt_saved || !t.store || slot.task == nullptr) {
+        return;
+    }
+    // A long prompt is handed over in parts, so that it never overfills the queue and a crash costs little of it.
+    const bool   whole = slot.stats.n_gen > 0;
+    const size_t n_new = slot.prompt.tokens.size() - std::min(std::max(t.n_saved, t.n_refused), slot.prompt.tokens.size());
+    if (!whole && n_new < chunk_tokens(slot)) {
+        return;
+    }
+    note_use(slot, t);
+    t.prompt_saved = whole;
+    if (whole && slot.stats.n_prompt_processed >= 64) {
+        measured.eval.add(static_cast<double>(slot.stats.n_prompt_processed), slot.stats.t_prompt_ms() / 1000);
+    }
+    board.begin_hand_over(slot.id);
+    if (t.exact && !board.is_removed(slot.id)) {
+        save(slot, t, slot.prompt.tokens.size(), false, false);
+    }
+    board.end_hand_over(slot.id);
+}
+
+void cache_core::ending(const slot_view & slot) {
+    if (slot.task != nullptr && is_cached_kind(slot.task->type)) {
+        board.begin_hand_over(slot.id);
+    }
+}
+
+// The tokens of the batch that was given up are in the slot's list and not in its memory.
+void cache_core::interrupted(const slot_view & slot) {
+    turn & t = turn_of(slot);
+    if (slot.task == nullptr || !is_cached_kind(slot.task->type) || !t.store) {
+        return;
+    }
+    note_use(slot, t);
+    const llama_pos last     = llama_memory_seq_pos_max(llama_get_memory(target_ctx), slot.id);
+    const size_t    n_tokens = std::min(static_cast<size_t>(last + 1), slot.prompt.tokens.size());
+    board.begin_hand_over(slot.id);
+    if (t.exact && n_tokens > 0 && !board.is_removed(slot.id)) {
+        save(slot, t, n_tokens, true, false);
+    }
+    board.end_hand_over(slot.id);
+    t.store = false; // Whoever releases the slot takes it for what its list says.
+}
+
+void cache_core::released(const slot_view & slot) {
+    turn & t = turn_of(slot);
+    if (slot.task == nullptr || !is_cached_kind(slot.task->type)) {
+        return;
+    }
+    note_use(slot, t);
+    board.begin_hand_over(slot.id);
+    const bool removed = board.is_removed(slot.id);
+    if (t.store && t.exact && !removed) {
+        // A request that was cancelled within its prompt is saved, too: what is kept is listed, and can be removed.
+        save(slot, t, slot.prompt.tokens.size(), true, true);
+    }
+    count(slot, t, removed);
+    t.anchors.clear();
+    t.tokens = tokens_of(slot.prompt.tokens);
+    board.offer(slot.id, offer_of(slot)); // It ends the handing over.
+}
+
+void cache_core::count(const slot_view & slot, const turn & t, bool removed) {
+    if (!t.report.shown) {
+        return;
+    }
+    const std::string user = board.scope(slot.id).user;
+    admin_->totals.add(user, t.report, slot.stats);
+    if (removed) {
+        return;
+    }
+    finished_request done;
+    done.at_ms       = kvtier::posix_env().now_ms();
+    done.user        = user;
+    done.report      = t.report;
+    done.parted      = t.parted;
+    done.n_reused    = slot.stats.n_prompt_cached;
+    done.n_evaluated = slot.stats.n_prompt_processed;
+    done.n_answered  = slot.stats.n_gen;
+    done.prompt_ms   = slot.stats.t_prompt_ms();
+    done.answer_ms   = slot.stats.t_gen_ms();
+    admin_->finished.add(std::move(done));
+}
+
+} // namespace llama_run

@@ -1,0 +1,256 @@
+#include "server/cache/prompt_reader.h"
+
+#include "server/cache/stopwatch.h"
+
+#include "log.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace llama_run {
+
+using kvtier::status;
+
+// Chosen so that a measurement's noise cannot turn a short restore into a short evaluation and back.
+static constexpr double recompute_margin_ms = 50;
+
+// How long a request waits for the writer at most, and before any prompt has shown how fast they are evaluated.
+static constexpr double max_wait_ms     = 2000;
+static constexpr double unknown_wait_ms = 200;
+
+// What of a restore may be left to read when its request goes to the inference thread, by estimate.
+static constexpr double max_left_ms        = 200;
+static constexpr double unknown_copy_speed = 8e9; // bytes per second, before the first one
+
+// A request reads at most that often: files that change or break faster than they are read are not worth a third attempt.
+static constexpr uint32_t max_reads = 2;
+
+prompt_reader::prompt_reader(cache_stores & stores, speeds & measured, server_queue & queue) :
+    stores(stores), measured(measured), queue(queue), thread([this] { run(); }) {}
+
+void prompt_reader::stop() {
+    {
+        std::lock_guard<std::mutex> guard(mu);
+        stopping = true;
+        changed.notify_all();
+    }
+    if (thread.joinable()) {
+        thread.join();
+    }
+    reads.clear(); // The tickets of cancelled requests would keep the cache, and its lock, open.
+}
+
+void prompt_reader::expect(const std::shared_ptr<cache_ticket> & ticket) {
+    std::lock_guard<std::mutex> guard(waiting_mu);
+    waiting.erase(std::remove_if(waiting.begin(), waiting.end(), [](const auto & t) { return t.expired(); }), waiting.end());
+    waiting.push_back(ticket);
+}
+
+void prompt_reader::remove(const removal & what) {
+    std::lock_guard<std::mutex> guard(waiting_mu);
+    for (const std::weak_ptr<cache_ticket> & t : waiting) {
+        const auto ticket = t.lock();
+        if (ticket && what.concerns(ticket->scope, ticket->tokens)) {
+            ticket->removed = true;
+        }
+    }
+}
+
+//
+// lookup
+//
+
+void prompt_reader::look(cache_ticket & ticket) const {
+    ticket.target.clear();
+    ticket.draft.clear();
+    if (ticket.tokens.size() < 2) {
+        return;
+    }
+    ticket.target.match = stores.target->find(ticket.scope, ticket.tokens, ticket.tokens.size() - 1);
+    const size_t n = ticket.target.match.n_tokens;
+    if (stores.draft != nullptr && n > 0) {
+        // Both contexts go on at one position, or the draft's starts empty.
+        kvtier::match found = stores.draft->find(ticket.scope, ticket.tokens, n);
+        if (found.n_tokens == n) {
+            ticket.draft.match = std::move(found);
+        }
+    }
+}
+
+// What the writer still has for this prompt, beyond what was found and what the slot holds. A prompt waits once.
+kvtier::writer::promise prompt_reader::promised(const cache_ticket & ticket, size_t n_in_slot) const {
+    if (ticket.has_waited || ticket.tokens.size() < 2) {
+        return {};
+    }
+    const kvtier::writer::promise save = stores.target->coming(ticket.scope, ticket.tokens, ticket.tokens.size() - 1);
+    return save.n_tokens > std::max(ticket.target.match.n_tokens, n_in_slot) ? save : kvtier::writer::promise();
+}
+
+// A request may follow so soon on another that the state it needs is not on disk yet. Waiting for it takes no longer than
+// evaluating would. The inference thread never calls this.
+void prompt_reader::wait_for_writer(cache_ticket & ticket, size_t n_in_slot) const {
+    const kvtier::writer::promise save = promised(ticket, n_in_slot);
+    if (save.n_tokens == 0) {
+        return;
+    }
+    const double n_gained = static_cast<double>(save.n_tokens - std::max(ticket.target.match.n_tokens, n_in_slot));
+    const double eval_ms  = measured.eval.get() > 0 ? 1000 * n_gained / measured.eval.get() : unknown_wait_ms;
+    ticket.has_waited = true;
+    (void) stores.target->queue().wait_for(save, std::chrono::milliseconds(static_cast<int64_t>(std::min(eval_ms, max_wait_ms))));
+    look(ticket);
+}
+
+prompt_reader::verdict prompt_reader::judge(const cache_ticket & ticket, size_t n_in_slot) const {
+    const kvtier::match & m = ticket.target.match;
+    if (m.n_tokens <= n_in_slot) {
+        return verdict::nothing_more;
+    }
+    kvtier::restore_facts facts;
+    facts.bytes_ram        = m.bytes_ram + ticket.draft.match.bytes_ram;
+    facts.bytes_disk       = m.bytes_disk + ticket.draft.match.bytes_disk;
+    facts.n_tokens         = m.n_tokens - n_in_slot;
+    facts.ram_bytes_per_s  = measured.copy.get();
+    facts.disk_bytes_per_s = measured.disk.get();
+    facts.tokens_per_s     = measured.eval.get();
+    const kvtier::restore_decision decision = kvtier::restore_or_recompute(facts);
+    const bool slower = !decision.restore && decision.restore_ms > decision.eval_ms + recompute_margin_ms;
+    return slower ? verdict::recompute : verdict::read;
+}
+
+void prompt_reader::arrive(cache_ticket & ticket, size_t n_in_slot) {
+    look(ticket);
+    wait_for_writer(ticket, n_in_slot);
+    if (judge(ticket, n_in_slot) != verdict::read) {
+        return; // The slot that it gets decides.
+    }
+    if (!reserve(ticket, false)) {
+        stores.target->store().prefetch(ticket.target.match);
+        return;
+    }
+    read(ticket);
+}
+
+//
+// restore
+//
+
+// Requests that wait for a slot must not pile up state in RAM: beyond the budget they read when their turn comes, `always`.
+bool prompt_reader::reserve(cache_ticket & ticket, bool always) {
+    const uint64_t n_bytes = ticket.target.match.bytes_disk + ticket.draft.match.bytes_disk;
+    ticket.held = {};
+    const uint64_t others = in_flight->fetch_add(n_bytes);
+    held_bytes     mine(in_flight, n_bytes);
+    if (!always && others > 0 && others + n_bytes > stores.target->store().options().ram_bytes) {
+        return false;
+    }
+    ticket.held = std::move(mine);
+    return true;
+}
+
+// Returns when the rest will have come by the time that what is there has been copied into the context. The inference thread
+// does that: it must not wait for a disk.
+bool prompt_reader::read_part(sequence_store & from, stored_part & part, cache_ticket & ticket) {
+    status s = from.begin_read(part.match, ticket.tokens, part.reading);
+    if (s.is_ok()) {
+        const double n_bytes = static_cast<double>(part.match.bytes_disk + part.match.bytes_ram);
+        const double speed   = measured.copy.get() > 0 ? measured.copy.get() : unknown_copy_speed;
+        s = part.reading->wait_until_left(std::min(n_bytes / speed, max_left_ms / 1000));
+    }
+    if (!s.is_ok()) {
+        part.reading.reset();
+        ticket.miss = miss_of(s);
+        LOG_WRN("cache: %s\n", s.message().c_str());
+        return false;
+    }
+    return true;
+}
+
+void prompt_reader::read(cache_ticket & ticket) {
+    const stopwatch watch;
+    ticket.n_reads++;
+    ticket.miss = cache_miss::none;
+    if (read_part(*stores.target, ticket.target, ticket) && stores.draft != nullptr && ticket.draft.match.n_tokens > 0) {
+        (void) read_part(*stores.draft, ticket.draft, ticket);
+        ticket.miss = cache_miss::none; // Without it the draft context starts empty, and no answer is different.
+    }
+    ticket.read_ms += watch.ms();
+}
+
+bool prompt_reader::put_off_again(const cache_ticket & ticket) {
+    n_seen = n_done; // This comes before `reading` is looked at: see deferred.
+    return ticket.reading;
+}
+
+bool prompt_reader::prepare(const std::shared_ptr<cache_ticket> & ticket, size_t n_in_slot) {
+    if (ticket->target.n_tokens() > n_in_slot) {
+        return true;
+    }
+    look(*ticket);
+    if (promised(*ticket, n_in_slot).n_tokens == 0) {
+        const verdict found = judge(*ticket, n_in_slot);
+        if (found == verdict::recompute) {
+            ticket->miss = cache_miss::recompute_faster;
+        }
+        if (found != verdict::read) {
+            return true;
+        }
+        if (ticket->target.match.bytes_disk + ticket->draft.match.bytes_disk == 0) {
+            read(*ticket); // It comes from RAM: no file is touched.
+            return true;
+        }
+        if (ticket->n_reads >= max_reads) {
+            return true;
+        }
+    }
+    std::lock_guard<std::mutex> guard(mu);
+    if (stopping) {
+        return true;
+    }
+    ticket->reading   = true;
+    ticket->n_in_slot = n_in_slot;
+    reads.push_back({ ticket, queue.awake.hold() });
+    changed.notify_all();
+    return false;
+}
+
+void prompt_reader::run() {
+    std::unique_lock<std::mutex> guard(mu);
+    for (;;) {
+        changed.wait(guard, [&] { return stopping || !reads.empty(); });
+        if (stopping) {
+            return;
+        }
+        const pending_read pending = std::move(reads.front());
+        cache_ticket &     ticket  = *pending.ticket;
+        reads.pop_front();
+        guard.unlock();
+        wait_for_writer(ticket, ticket.n_in_slot);
+        const verdict found = judge(ticket, ticket.n_in_slot);
+        if (found == verdict::recompute) {
+            ticket.miss = cache_miss::recompute_faster;
+        } else if (found == verdict::read) {
+            (void) reserve(ticket, true);
+            read(ticket);
+        }
+        ticket.reading = false;
+        n_done++;
+        guard.lock();
+        if (stopping) {
+            return; // Whoever waits for this thread may hold the queue.
+        }
+        guard.unlock();
+        queue.offer_deferred(); // It offers all: which of them has been read for, the queue does not tell.
+        guard.lock();
+    }
+}
+
+// A read that ended between put_off_again or prepare and now found no request to offer again.
+void prompt_reader::deferred() {
+    if (n_done != n_seen) {
+        n_seen = n_done;
+        queue.offer_deferred();
+    }
+}
+
+} // namespace llama_run
