@@ -14,6 +14,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def write_spool(spool: Path, user: str, conversation: str, records: Sequence[Rec
     created = int(time.time() * 1000)
     header = {"created": created, "conversation": conversation, "n": len(records), "spool": VERSION, "user": user}
     data = b"".join(_line(entry) for entry in (header, *({"message": r.message, "seq": r.seq} for r in records)))
-    if len(data) > MAX_FILE_BYTES or sum(path.stat().st_size for path in files(spool)) + len(data) > MAX_SPOOL_BYTES:
+    if len(data) > MAX_FILE_BYTES or _size(spool) + len(data) > MAX_SPOOL_BYTES:
         raise SpoolFullError
     folder = spool / user
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,6 +76,14 @@ def write_spool(spool: Path, user: str, conversation: str, records: Sequence[Rec
     temporary.rename(path)
     _sync_folder(folder)
     return path
+
+
+def _size(spool: Path) -> int:
+    size = 0
+    for path in files(spool):
+        with suppress(FileNotFoundError):  # a reader has it
+            size += path.stat().st_size
+    return size
 
 
 def _line(entry: dict[str, Any]) -> bytes:

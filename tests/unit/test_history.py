@@ -12,6 +12,10 @@ from pyrun._kernels import Cut, cut_history
 
 Message = tuple[str, int, list[str], list[str]]
 
+# No deadlines: how long an example takes says something about the machine only.
+EACH = settings(deadline=None)
+SLOWER = settings(deadline=None, max_examples=40)
+
 BUDGET = 1000
 LOW = 450
 HIGH = 850
@@ -73,12 +77,14 @@ def partners(history: list[Message]) -> list[tuple[int, int]]:
     return found
 
 
+@EACH
 @given(histories())
 def test_the_same_history_gives_the_same_cut(history: list[Message]) -> None:
     first, second = cut(history), cut(list(history))
     assert (first.kept, first.ahead, first.n_tokens) == (second.kept, second.ahead, second.n_tokens)
 
 
+@EACH
 @given(histories())
 def test_what_is_kept_is_counted_and_fits_or_it_is_told_by_how_much_not(history: list[Message]) -> None:
     found = cut(history)
@@ -91,6 +97,7 @@ def test_what_is_kept_is_counted_and_fits_or_it_is_told_by_how_much_not(history:
     assert all(a_end < b_begin for (_, a_end), (b_begin, _) in pairwise(found.kept))
 
 
+@EACH
 @given(histories())
 def test_system_messages_and_the_last_exchange_are_never_dropped(history: list[Message]) -> None:
     kept = set(indices(cut(history).kept))
@@ -98,6 +105,7 @@ def test_system_messages_and_the_last_exchange_are_never_dropped(history: list[M
     assert set(range(last_start(history), len(history))) <= kept
 
 
+@EACH
 @given(histories())
 def test_a_call_is_never_parted_from_its_result(history: list[Message]) -> None:
     found = cut(history)
@@ -106,6 +114,7 @@ def test_a_call_is_never_parted_from_its_result(history: list[Message]) -> None:
             assert (call in kept) == (result in kept)
 
 
+@EACH
 @given(histories())
 def test_only_whole_exchanges_are_dropped_and_the_oldest_first(history: list[Message]) -> None:
     kept = set(indices(cut(history).kept))
@@ -118,7 +127,7 @@ def test_only_whole_exchanges_are_dropped_and_the_oldest_first(history: list[Mes
         assert all(history[i][0] == "system" or i > dropped[-1] for i in kept)
 
 
-@settings(max_examples=40)
+@SLOWER
 @given(histories())
 def test_a_longer_history_only_drops_more_and_between_two_cuts_the_prefix_is_the_same(history: list[Message]) -> None:
     steps = [cut(history[:n]) for n in range(len(history) + 1)]
@@ -132,7 +141,7 @@ def test_a_longer_history_only_drops_more_and_between_two_cuts_the_prefix_is_the
             assert len(new) <= len(old), "a cut dropped nothing"
 
 
-@settings(max_examples=40)
+@SLOWER
 @given(histories())
 def test_a_cut_comes_only_past_the_high_mark_and_leaves_about_the_low_mark(history: list[Message]) -> None:
     steps = [cut(history[:n]) for n in range(len(history) + 1)]
@@ -149,12 +158,13 @@ def later_places(history: list[Message], found: Cut) -> list[int]:
     pairs = partners(history)
     answered = {call for call, _ in pairs}
     starts = [i for i, (role, _, _, results) in enumerate(history) if role == "user" and not results]
-    running = [i for i, message in enumerate(history) if message[2] and i not in answered and i >= starts[-2]]
+    before_last = starts[-2] if len(starts) > 1 else 0
+    running = [i for i, message in enumerate(history) if message[2] and i not in answered and i >= before_last]
     parted = [*pairs, *((call, len(history)) for call in running)]
     return [s for s in starts if s > begin and not any(call < s <= result for call, result in parted)]
 
 
-@settings(max_examples=40)
+@SLOWER
 @given(histories())
 def test_what_was_announced_is_what_the_cut_leaves(history: list[Message]) -> None:
     steps = [cut(history[:n]) for n in range(len(history) + 1)]

@@ -17,7 +17,7 @@ from helpers import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyrun.cli.memory import memory_group
+from pyrun.cli.main import cli
 from pyrun.errors import UserError
 from pyrun.memory.intake import take_in
 from pyrun.memory.limit import memory_limit
@@ -402,7 +402,7 @@ def test_a_wrong_import_adds_nothing(lines: list[str], memory: Memory) -> None:
 
 
 def run(memory: Memory, *words: str, text: str | None = None) -> Result:
-    return CliRunner().invoke(memory_group, [words[0], "--memory", str(memory.folder), *words[1:]], input=text)
+    return CliRunner().invoke(cli, ["memory", words[0], "--memory", str(memory.folder), *words[1:]], input=text)
 
 
 def test_the_commands_show_what_is_remembered(memory: Memory, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from helpers import ROOT
 from tool_fixtures import Bench, call, refusal
 
-from pyrun.cli.tools import tools_group
+from pyrun.cli.main import cli
 from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.providers.ask import ask
@@ -417,8 +417,8 @@ def test_a_provider_without_its_key_is_there(tmp_path: Path) -> None:
 
 def run(bench: Bench, monkeypatch: pytest.MonkeyPatch, *words: str, flags: tuple[str, ...] = ()) -> Result:
     monkeypatch.setattr("pyrun.home.Home.logs", bench.folder / "logs")
-    arguments = ["--root", str(bench.work), "--memory", str(bench.folder / "memory"), *flags, *words]
-    return CliRunner().invoke(tools_group, arguments)
+    arguments = ["tools", "--root", str(bench.work), "--memory", str(bench.folder / "memory"), *flags, *words]
+    return CliRunner().invoke(cli, arguments)
 
 
 def test_tools_are_listed_and_called_from_the_command_line(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
