@@ -109,8 +109,8 @@ class HttpTools:
         self, method: str, url: SplitResult, headers: dict[str, str], body: bytes | None, deadline: float
     ) -> Answer:
         host, port = _host_and_port(url)
-        address = self._checked_address(host, port)
-        connection = _Connection(host, port, address, url.scheme == "https", deadline)
+        addresses = self._checked_addresses(host, port)
+        connection = _Connection(host, port, addresses, url.scheme == "https", deadline)
         path = quote(url.path or "/", safe=PATH_SIGNS) + (f"?{quote(url.query, safe=PATH_SIGNS)}" if url.query else "")
         try:
             connection.request(method, path, body=body, headers={"Accept-Encoding": "identity", **headers})
@@ -127,8 +127,8 @@ class HttpTools:
         finally:
             connection.finish()
 
-    def _checked_address(self, host: str, port: int) -> str:
-        """An address of the host; if one of them is private, none is taken."""
+    def _checked_addresses(self, host: str, port: int) -> list[str]:
+        """The addresses of the host; if one of them is private, none is taken."""
         try:
             found = self.resolve(host, port)
         except (OSError, UnicodeError) as error:
@@ -142,7 +142,7 @@ class HttpTools:
                     f"{host} is the private address {address}; a person can allow it: --allow address:"
                     + (f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}")
                 )
-        return found[0]
+        return found
 
 
 def addresses_of(host: str, port: int) -> list[str]:
@@ -164,29 +164,41 @@ def is_public(address: Address) -> bool:
 
 
 class _Connection(http.client.HTTPConnection):
-    """To one address, whatever the name is by now; the name goes into Host, and into the certificate's check.
+    """To the addresses that were looked at, whatever the name has by now; the name goes into Host, and into the check
+    of the certificate.
 
     It is cut at the deadline, also while a server sends a byte now and then.
     """
 
-    def __init__(self, host: str, port: int, address: str, secure: bool, deadline: float) -> None:
-        seconds = max(0.001, deadline - time.monotonic())
-        super().__init__(host, port, timeout=seconds)
+    def __init__(self, host: str, port: int, addresses: list[str], secure: bool, deadline: float) -> None:
+        self._deadline = deadline
+        super().__init__(host, port, timeout=self._left())
         self.default_port = 443 if secure else 80
         self.is_late = False
-        self._address = address
+        self._addresses = addresses
         self._secure = secure
         self._watched: socket.socket | None = None
-        self._timer = threading.Timer(seconds, self._cut)
+        self._timer = threading.Timer(self._left(), self._cut)
         self._timer.daemon = True
 
     def connect(self) -> None:
         self._timer.start()
-        self.sock = socket.create_connection((self._address, self.port), self.timeout)
+        self.sock = self._first_that_answers()
         self._watched = self.sock.dup()
+        if self.is_late:
+            raise TimeoutError
         if self._secure:
             context = ssl.create_default_context()
             self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+
+    def _first_that_answers(self) -> socket.socket:
+        for address in self._addresses[:-1]:  # a machine may have no way to some of them, such as those of IPv6
+            with suppress(OSError):
+                return socket.create_connection((address, self.port), self._left())
+        return socket.create_connection((self._addresses[-1], self.port), self._left())
+
+    def _left(self) -> float:
+        return max(0.001, self._deadline - time.monotonic())
 
     def _cut(self) -> None:
         self.is_late = True

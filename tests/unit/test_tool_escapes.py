@@ -390,6 +390,13 @@ def test_the_address_that_was_checked_is_the_one_that_is_connected_to(web: Threa
     assert asked == ["rebind.example"]
 
 
+def test_where_one_address_does_not_answer_the_next_is_tried(web: ThreadingHTTPServer) -> None:
+    rules = read_rules([f"address:[::1]:{web.server_port}", f"address:127.0.0.1:{web.server_port}"])
+    tools = HttpTools(rules, lambda host, port: ["::1", "127.0.0.1"])
+    result = tools.request("GET", Call({"url": f"http://both.example:{web.server_port}/echo"}))
+    assert f'"host": "both.example:{web.server_port}"' in result
+
+
 @pytest.mark.parametrize("rule", ["address:127.0.0.1:{port}", "address:127.0.0.0/8", "address:127.0.0.1"])
 def test_an_allowed_address_is_open(rule: str, bench: Bench, web: ThreadingHTTPServer) -> None:
     url = f"http://127.0.0.1:{web.server_port}/echo"
