@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 import os
 import shutil
 import socket
+import ssl
 import threading
 import time
 from http.server import ThreadingHTTPServer
@@ -13,6 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from helpers import wait_until
 from tool_fixtures import Bench, call, refusal
 
@@ -388,6 +394,38 @@ def test_the_address_that_was_checked_is_the_one_that_is_connected_to(web: Threa
     result = tools.request("GET", Call({"url": f"http://rebind.example:{web.server_port}/echo"}))
     assert f'"host": "rebind.example:{web.server_port}"' in result
     assert asked == ["rebind.example"]
+
+
+def test_a_certificate_is_checked_against_the_name_not_the_address(
+    tmp_path: Path, web: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = self_signed("site.example", tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    web.socket = context.wrap_socket(web.socket, server_side=True)
+    tools = HttpTools(read_rules(["address:127.0.0.1"]), lambda host, port: ["127.0.0.1"])
+    here = {name: f"https://{name}:{web.server_port}/echo" for name in ("site.example", "other.example")}
+    with pytest.raises(ToolError, match="self-signed"):
+        tools.request("GET", Call({"url": here["site.example"]}))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert '"host": "site.example' in tools.request("GET", Call({"url": here["site.example"]}))
+    with pytest.raises(ToolError, match="other.example"):
+        tools.request("GET", Call({"url": here["other.example"]}))
+
+
+def self_signed(name: str, folder: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    title = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder(title, title, key.public_key(), 1, now, now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = (folder / "certificate.pem", folder / "key.pem")
+    files[0].write_bytes(certificate.public_bytes(Encoding.PEM))
+    files[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return files
 
 
 def test_where_one_address_does_not_answer_the_next_is_tried(web: ThreadingHTTPServer) -> None:
