@@ -54,6 +54,15 @@ class Home:
         return self.root / "kv-cache"
 
     @property
+    def memory(self) -> Path:
+        return self.root / "memory"
+
+    @property
+    def settings(self) -> Path:
+        """What a person would type again."""
+        return self.root / "llama-run.toml"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

@@ -65,4 +65,5 @@ inline kvtier::chain_root make_root(const kvtier::key & fingerprint, uint32_t pa
 
 // The bindings, one function per file.
 void bind_file_names(py::module_ & m);
+void bind_history(py::module_ & m);
 void bind_store(py::module_ & m);

@@ -1,9 +1,8 @@
-// pyrun._kernels: kvtier for the launcher and the tests. The pure parts are bound here, the names of files in
-// file_names.cpp, the store in store.cpp.
+// pyrun._kernels: the native core for the launcher and the tests. Keys are bound here, all else in files of its own.
 #include "convert.h"
 
 PYBIND11_MODULE(_kernels, m) {
-    m.doc() = "The native core: conversation hashes, page keys, and the store of model state.";
+    m.doc() = "The native core: conversation hashes, page keys, the cut of a history, and the store of model state.";
 
     m.def("conversation_hash",
           [](const tokens & t) { return kvtier::conversation_hash(t.data(), t.size()); },
@@ -32,5 +31,6 @@ PYBIND11_MODULE(_kernels, m) {
           py::arg("adapters") = adapter_list(), "One key per full page of a prompt.");
 
     bind_file_names(m);
+    bind_history(m);
     bind_store(m);
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import click
 from click.core import ParameterSource
@@ -48,16 +50,23 @@ class UnknownCommandError(click.UsageError):
 
 
 class Root(click.Group):
-    """Loads `cache` when it is asked for: building and looking at a machine work before the native module is built."""
+    """Loads some commands when they are asked for: building and looking at a machine work before the native module is
+    built."""
+
+    LATER: ClassVar = {
+        "cache": ("pyrun.cli.cache", "cache_group"),
+        "memory": ("pyrun.cli.memory", "memory_group"),
+        "tools": ("pyrun.cli.tools", "tools_group"),
+    }
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return sorted([*super().list_commands(context), "cache"])
+        return sorted([*super().list_commands(context), *self.LATER])
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name == "cache":
-            from pyrun.cli.cache import cache_group
-
-            return cache_group
+        if name in self.LATER:
+            module, attribute = self.LATER[name]
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+            return command
         return super().get_command(context, name)
 
     def resolve_command(

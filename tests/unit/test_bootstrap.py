@@ -37,9 +37,10 @@ def add_tool(folder: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-def bootstrap(tools: Path, clone: str = "clone") -> subprocess.CompletedProcess[str]:
+def bootstrap(tools: Path, clone: str = "clone", extras: str = "") -> subprocess.CompletedProcess[str]:
     script = tools.parent / clone / "llama-run"
-    return subprocess.run([str(script), "--version"], env={"PATH": str(tools)}, capture_output=True, text=True)
+    environment = {"PATH": str(tools), "LLAMA_RUN_EXTRAS": extras}
+    return subprocess.run([str(script), "--version"], env=environment, capture_output=True, text=True)
 
 
 def test_missing_python_is_explained(bare_machine: Path) -> None:
@@ -111,6 +112,19 @@ def test_clone_elsewhere_has_an_environment_of_its_own(
     assert first.stdout == second.stdout == f"runs {new} .\n", first.stderr
     assert f"this clone was copied or moved from {old}: making its environment again" in first.stderr
     assert second.stderr == "", "once is enough"
+
+
+def test_extras_that_were_asked_for_once_are_installed_with_every_later_version(bare_machine: Path) -> None:
+    add_installer(bare_machine)
+    clone = bare_machine.parent / "clone"
+    assert bootstrap(bare_machine).stdout == f"runs {clone} .\n"
+    assert bootstrap(bare_machine, extras="tools").stdout == f"runs {clone} .[tools]\n"
+    again = bootstrap(bare_machine)
+    assert (again.stdout, again.stderr) == (f"runs {clone} .[tools]\n", "")
+    (clone / "pyproject.toml").write_text("# a later version")
+    later = bootstrap(bare_machine)
+    assert later.stdout == f"runs {clone} .[tools]\n"
+    assert "installing" in later.stderr
 
 
 @pytest.mark.parametrize("is_broken", [False, True])

@@ -1,0 +1,233 @@
+"""The memory: one SQLite file with a full-text index per user. Whoever opens it may be one of several at once."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from pyrun._kernels import user_key
+from pyrun.errors import UserError
+from pyrun.memory.schema import migrate, statements, user_index, words_table
+
+FILE = "memory.db"
+MAX_BYTES = 10_000_000_000
+PRUNED_TO = 0.9  # of the limit: removing a little each time would keep the disk busy
+PRUNED_AT_ONCE = 100
+REMEMBERED_MS = 365 * 86_400_000  # how long it is known that something was removed, and must not come back
+REPAIR = "`llama-run memory stats --repair` saves what can be read"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message, a question with its answer, or a fact. What `text` and `answer` are depends on the kind."""
+
+    kind: str  # message, pair, fact
+    text: str  # what was said; the question; the fact's name
+    answer: str = ""  # of a pair; the fact's value
+    role: str = ""
+    conversation: str = ""
+    seq: int = 0
+    at: int = 0  # ms
+    source: str = ""
+    id: int = 0
+
+
+COLUMNS = "kind, text, answer, role, conversation, seq, at, source, id"
+
+
+class Memory:
+    """An open memory. Not for several threads at once; open one for each."""
+
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+        self.folder = folder
+        self.path = folder / FILE
+        self.max_bytes = max_bytes
+        with self._explained():
+            self.database = _open(self.path)
+            try:
+                migrate(self.database)
+            except BaseException:
+                self.database.close()
+                raise
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.database.close()
+
+    @property
+    def spool(self) -> Path:
+        return self.folder / "spool"
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise UserError(f"{self.path} cannot be used: {error}", "check the disk and who owns the file") from error
+        except sqlite3.DatabaseError as error:
+            raise UserError(f"{self.path} is damaged: {error}", REPAIR) from error
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be used: {error.strerror}", "check the disk and its folder") from error
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """Several reads of one moment."""
+        with self._explained():
+            self.database.execute("BEGIN")
+            try:
+                yield self.database
+            finally:
+                self.database.execute("ROLLBACK")
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing, and on the disk when it is left."""
+        with self._explained():
+            self.database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.database
+            except BaseException:
+                if self.database.in_transaction:
+                    self.database.execute("ROLLBACK")
+                raise
+            self.database.execute("COMMIT")
+
+    def find_user(self, key: str) -> int | None:
+        row = self.database.execute("SELECT id FROM users WHERE key = ?", (key,)).fetchone()
+        return row[0] if row else None
+
+    def ensure_user(self, key: str) -> int:
+        """Within `writing`."""
+        found = self.find_user(key)
+        if found is not None:
+            return found
+        new = self.database.execute("INSERT INTO users(key) VALUES (?)", (key,)).lastrowid
+        assert new is not None
+        for statement in statements(user_index(new)):
+            self.database.execute(statement)
+        return new
+
+    def users(self) -> list[int]:
+        return [row[0] for row in self.database.execute("SELECT id FROM users ORDER BY id")]
+
+    # The index is told of every change by hand, here and nowhere else: what it is told to forget must be what it was
+    # told to learn, to the byte.
+
+    def insert(self, user: int, entry: Entry, key: bytes) -> bool:
+        """False if it is there already. Within `writing`."""
+        if self.database.execute("SELECT 1 FROM entries WHERE user = ? AND key = ?", (user, key)).fetchone():
+            return False
+        row = self.database.execute(
+            "INSERT INTO entries(kind, text, answer, role, conversation, seq, at, source, user, key) "
+            "VALUES (:kind, :text, :answer, :role, :conversation, :seq, :at, :source, :user, :key)",
+            {**asdict(entry), "user": user, "key": key},
+        ).lastrowid
+        self.database.execute(
+            f"INSERT INTO {words_table(user)}(rowid, text, answer) VALUES (?, ?, ?)", (row, entry.text, entry.answer)
+        )
+        return True
+
+    def was_removed(self, user: int, key: bytes) -> bool:
+        """Whether it was here once. A server that starts again leaves all that a history dropped in the spool anew."""
+        return (
+            self.database.execute("SELECT 1 FROM gone WHERE user = ? AND key = ?", (user, key)).fetchone() is not None
+        )
+
+    def remove(self, ids: list[int]) -> None:
+        """Within `writing`."""
+        now = int(time.time() * 1000)
+        for number in ids:
+            row = self.database.execute(
+                "SELECT user, key, text, answer FROM entries WHERE id = ?", (number,)
+            ).fetchone()
+            if row is None:
+                continue
+            user, key, text, answer = row
+            words = words_table(user)
+            self.database.execute(
+                f"INSERT INTO {words}({words}, rowid, text, answer) VALUES ('delete', ?, ?, ?)", (number, text, answer)
+            )
+            self.database.execute("DELETE FROM entries WHERE id = ?", (number,))
+            self.database.execute("INSERT OR REPLACE INTO gone(user, key, at) VALUES (?, ?, ?)", (user, key, now))
+
+    def used_bytes(self) -> int:
+        """What the file needs; it may be larger, with room that is used again."""
+        with self._explained():
+            pages, free, size = (
+                self.database.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return int((pages - free) * size)
+
+    def prune(self) -> int:
+        """Removes the oldest messages, then pairs, until the limit is kept again. Facts are never removed."""
+        if self.used_bytes() <= self.max_bytes:
+            return 0
+        n_removed = 0
+        while self.used_bytes() > self.max_bytes * PRUNED_TO:
+            with self.writing() as database:
+                ids = self._oldest()
+                self.remove(ids)
+                database.execute("DELETE FROM gone WHERE at < ?", (int(time.time() * 1000) - REMEMBERED_MS,))
+                for user in self.users():
+                    # What was deleted from an index takes room until its parts are merged.
+                    words = words_table(user)
+                    database.execute(f"INSERT INTO {words}({words}, rank) VALUES ('merge', -500)")
+            n_removed += len(ids)
+            if not ids:
+                break
+        self.shrink()
+        return n_removed
+
+    def _oldest(self) -> list[int]:
+        for kind in ("message", "pair"):
+            rows = self.database.execute(
+                "SELECT id FROM entries WHERE kind = ? ORDER BY at, id LIMIT ?", (kind, PRUNED_AT_ONCE)
+            ).fetchall()
+            if rows:
+                return [row[0] for row in rows]
+        return []
+
+    def shrink(self) -> None:
+        """Gives free pages back to the disk."""
+        with self._explained():
+            self.database.execute("PRAGMA incremental_vacuum").fetchall()
+            self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def key_of_user(user: str) -> str:
+    """What stands for a user id, here and in the cache; nobody's is all zeros."""
+    return user_key(user).hex()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # SQLite gives its other files the mode of this one. A file that is there must not be opened by us: closing it would
+    # take the locks that SQLite holds on it for other threads.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    is_new = path.stat().st_size == 0
+    database = sqlite3.connect(path, timeout=60, isolation_level=None)
+    try:
+        if is_new:  # it counts before the first table only, and writes to the disk every time
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        database.execute("PRAGMA journal_mode = WAL").fetchall()
+        database.execute("PRAGMA synchronous = FULL")  # a spool file goes once its messages are here
+        database.execute("PRAGMA secure_delete = ON")  # what is forgotten should be gone
+    except BaseException:
+        database.close()
+        raise
+    return database

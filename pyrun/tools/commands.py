@@ -1,0 +1,125 @@
+"""execute_command: one shell command, with a time limit, a limit on its output, and an end for all that it started."""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pyrun.tools.root import Root
+from pyrun.tools.tool import Call, Tool, ToolError, number, text
+
+DEFAULT_SECONDS = 60
+MAX_SECONDS = 600
+KEPT_BYTES = 64_000  # of the output's beginning, and as many of its end
+MAX_OUTPUT_BYTES = 50_000_000  # whoever writes more is ended
+KEEPER = Path(__file__).with_name("keeper.py")
+KEEPER_SECONDS = 10  # in which the keeper has ended everything
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|COOKIE", re.IGNORECASE)
+
+
+class CommandTool:
+    def __init__(self, root: Root) -> None:
+        self.root = root
+
+    def tools(self) -> list[Tool]:
+        return [
+            Tool(
+                "execute_command",
+                "Run a shell command in the root folder. It reads no input; what it starts ends with it.",
+                {
+                    "command": text("The command, as for sh -c."),
+                    "timeout": number(f"Seconds until it is ended ({DEFAULT_SECONDS} if left out).", 1, MAX_SECONDS),
+                },
+                self.execute,
+                ("command",),
+                changes=True,
+                subject="command",
+            )
+        ]
+
+    def execute(self, call: Call) -> str:
+        if "\0" in call.text("command"):
+            raise ToolError("a command has no NUL in it")
+        output = Output()
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(KEEPER), call.text("command").encode("utf-8", "replace")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.root.folder,
+            env=harmless(os.environ),
+            start_new_session=True,
+        )
+        try:
+            why = _follow(process, output, call, time.monotonic() + call.number("timeout", DEFAULT_SECONDS))
+        finally:
+            _end(process)
+        return f"[{why or f'exit code {process.returncode}'}]\n{output.text()}"
+
+
+class Output:
+    """The beginning and the end of what is written."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def add(self, data: bytes) -> None:
+        self.n_bytes += len(data)
+        room = KEPT_BYTES - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:] if room < len(data) else b""
+        del self._tail[:-KEPT_BYTES]
+
+    def text(self) -> str:
+        cut = self.n_bytes - len(self._head) - len(self._tail)
+        middle = f"\n[cut: {cut:,} bytes]\n" if cut else ""
+        return self._head.decode("utf-8", "replace") + middle + self._tail.decode("utf-8", "replace")
+
+
+def harmless(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what opens other doors."""
+    return {name: value for name, value in environment.items() if not SECRET.search(name)}
+
+
+def _follow(process: subprocess.Popen[bytes], output: Output, call: Call, deadline: float) -> str | None:
+    """Reads until the command ends; why it has to be ended, if it does not."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as ready:
+        ready.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            if call.stopped.is_set():
+                return "ended, because the call was cancelled"
+            if time.monotonic() > deadline:
+                return "ended, because its time was over"
+            if ready.select(0.1):
+                data = os.read(process.stdout.fileno(), 1 << 16)
+                if not data:
+                    return None
+                output.add(data)
+                if output.n_bytes > MAX_OUTPUT_BYTES:
+                    return f"ended, because it wrote more than {MAX_OUTPUT_BYTES:,} bytes"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The keeper ends what it keeps; it is given the time for that."""
+    assert process.stdout is not None
+    process.stdout.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(KEEPER_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

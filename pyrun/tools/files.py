@@ -1,0 +1,326 @@
+"""Tools for files: read, write, edit, list, delete, find, search. All of them stay in the root folder."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from pyrun.tools.root import FOLDER, MissingError, Root
+from pyrun.tools.tool import MAX_RESULT_CHARACTERS, Call, Tool, ToolError, flag, number, text
+
+MAX_READ_BYTES = 1_000_000
+MAX_SEARCHED_BYTES = 5_000_000  # of a file; larger ones are left out, and counted
+MAX_ENTRIES = 2_000
+MAX_VISITED = 200_000
+MAX_SECONDS = 30.0
+MAX_DEPTH = 64
+SKIPPED = (".git", ".hg", ".venv", "node_modules", "__pycache__")
+
+
+class FileTools:
+    def __init__(self, root: Root) -> None:
+        self.root = root
+
+    def tools(self) -> list[Tool]:
+        path = text("A path from the root folder, such as src/main.c.")
+        folder = text("A folder, from the root folder; the root folder itself if left out.")
+        resolve = self.root.resolve
+        return [
+            Tool(
+                "read_file",
+                "Read a text file, or some of its lines. Each line has its number.",
+                {
+                    "path": path,
+                    "first_line": number("The first line (1 if left out).", 1, 10**9),
+                    "max_lines": number("How many lines at most.", 1, 10_000),
+                },
+                self.read_file,
+                ("path",),
+            ),
+            Tool(
+                "write_file",
+                "Write a text file: a new one, with its folders, or in place of the one that is there.",
+                {"path": path, "content": text("The whole content.")},
+                self.write_file,
+                ("path", "content"),
+                changes=True,
+                subject="path",
+                settle=resolve,
+            ),
+            Tool(
+                "edit_file",
+                "Replace one piece of a text file by another. The old piece must be there exactly once.",
+                {"path": path, "old": text("The piece as it stands in the file."), "new": text("What comes there.")},
+                self.edit_file,
+                ("path", "old", "new"),
+                changes=True,
+                subject="path",
+                settle=resolve,
+            ),
+            Tool(
+                "delete_file",
+                "Delete a file or a link. Folders are not deleted.",
+                {"path": path},
+                self.delete_file,
+                ("path",),
+                changes=True,
+                subject="path",
+                settle=self._settle_link,
+            ),
+            Tool("file_exists", "Tell whether a path exists, and what it is.", {"path": path}, self.exists, ("path",)),
+            Tool("list_directory", "List a folder: names, kinds and sizes.", {"path": folder}, self.list_directory),
+            Tool(
+                "find_files",
+                "Find files by a pattern of their names, such as *.py or test_*.",
+                {"pattern": text("The pattern, with * and ?."), "path": folder},
+                self.find_files,
+                ("pattern",),
+            ),
+            Tool(
+                "search_text",
+                "Find lines with a text in all files of a folder. The text is taken as it is; it is no pattern.",
+                {
+                    "text": text("What to look for, in one line."),
+                    "path": folder,
+                    "files": text("Only in files whose names fit this pattern, such as *.py."),
+                    "ignore_case": flag("Whether A and a are the same."),
+                },
+                self.search_text,
+                ("text",),
+            ),
+        ]
+
+    def read_file(self, call: Call) -> str:
+        lines = self._read(call.text("path")).splitlines()
+        first = call.number("first_line", 1)
+        chosen = lines[first - 1 : first - 1 + call.number("max_lines", 2_000)]
+        end = first + len(chosen) - 1
+        out = []
+        length = 0
+        for number_, line in enumerate(chosen, first):
+            length += len(line) + 8
+            if length > MAX_RESULT_CHARACTERS - 200:
+                end = number_ - 1
+                break
+            out.append(f"{number_}\t{line}")
+        more = f"\n[lines {first} to {end} of {len(lines)}]" if end < len(lines) or first > 1 else ""
+        return "\n".join(out) + more
+
+    def write_file(self, call: Call) -> str:
+        content = call.text("content")
+        self._write(call.text("path"), content)
+        return f"{call.text('path')} is written: {len(content.encode('utf-8', 'replace')):,} bytes"
+
+    def edit_file(self, call: Call) -> str:
+        path, old = call.text("path"), call.text("old")
+        content = self._read(path)
+        found = content.count(old) if old else 0
+        if found != 1:
+            raise ToolError(f"the old piece is in {path} {found} times, not once; give a longer one as it stands there")
+        self._write(path, content.replace(old, call.text("new")))
+        return f"{path} is changed"
+
+    def delete_file(self, call: Call) -> str:
+        path = call.text("path")
+        folder, _, name = path.rpartition("/")
+        with self.root.opened_folder(folder or ".", links=False) as handle:
+            info = os.stat(name, dir_fd=handle, follow_symlinks=False)
+            self.root.check(info, path)
+            if stat.S_ISDIR(info.st_mode):
+                raise ToolError(f"{path} is a folder; only files are deleted")
+            os.unlink(name, dir_fd=handle)
+        return f"{path} is deleted"
+
+    def exists(self, call: Call) -> str:
+        try:
+            with self.root.place(call.text("path")) as place:
+                return f"yes, {_kind(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False))}"
+        except MissingError:
+            return "no"
+
+    def list_directory(self, call: Call) -> str:
+        rows: list[tuple[str, str]] = []
+        with self.root.opened_folder(call.text("path", ".")) as handle, os.scandir(handle) as entries:
+            for entry in entries:
+                if len(rows) == MAX_ENTRIES:
+                    rows.append(("\U0010ffff", f"[cut: more than {MAX_ENTRIES:,} entries]"))
+                    break
+                with suppress(FileNotFoundError):
+                    rows.append((entry.name, f"{_shown(entry.name)}\t{_kind(entry.stat(follow_symlinks=False))}"))
+        return "\n".join(row for _, row in sorted(rows)) or "the folder is empty"
+
+    def find_files(self, call: Call) -> str:
+        pattern = call.text("pattern")
+        found = []
+        for path, name, _ in self._files(call):
+            if fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(path, pattern):
+                found.append(_shown(path))
+                if len(found) == MAX_ENTRIES:
+                    found.append(f"[cut: more than {MAX_ENTRIES:,} files]")
+                    break
+        return "\n".join(found) or "no file has such a name"
+
+    def search_text(self, call: Call) -> str:
+        wanted, names = call.text("text"), call.text("files", "*")
+        if not wanted or "\n" in wanted:
+            raise ToolError("the text must be a part of one line")
+        fold = call.flag("ignore_case")
+        wanted = wanted.casefold() if fold else wanted
+        found: list[str] = []
+        n_left_out = 0
+        for path, name, folder in self._files(call):
+            if not fnmatch.fnmatch(name, names):
+                continue
+            content = self._searchable(name, folder)
+            if content is None:
+                n_left_out += 1
+                continue
+            for n, line in enumerate(content.splitlines(), 1):
+                if wanted in (line.casefold() if fold else line):
+                    found.append(f"{_shown(path)}:{n}: {line.strip()[:300]}")
+            if len(found) >= MAX_ENTRIES:
+                found = [*found[:MAX_ENTRIES], f"[cut: more than {MAX_ENTRIES:,} lines]"]
+                break
+        left_out = f"\n[{n_left_out} large or binary files were left out]" if n_left_out else ""
+        return ("\n".join(found) or "nothing was found") + left_out
+
+    # Below the tools
+
+    def _read(self, path: str) -> str:
+        with self.root.opened_file(path) as (handle, info):
+            if info.st_size > MAX_READ_BYTES:
+                raise ToolError(f"{path} has {info.st_size:,} bytes; at most {MAX_READ_BYTES:,} are read")
+            data = _read_up_to(handle, MAX_READ_BYTES + 1)
+        if len(data) > MAX_READ_BYTES:
+            raise ToolError(f"{path} has more than {MAX_READ_BYTES:,} bytes; at most that many are read")
+        decoded = _as_text(data)
+        if decoded is None:
+            raise ToolError(f"{path} is binary, not text ({len(data):,} bytes)")
+        return decoded
+
+    def _write(self, path: str, content: str) -> None:
+        """Whole or not at all, with the mode of the file that was there. Links were resolved before."""
+        data = content.encode("utf-8", "replace")
+        with self.root.place(path, links=False, make_folders=True) as place:
+            if place.name == ".":
+                raise ToolError("the root folder is no file")
+            mode = 0o644
+            with suppress(FileNotFoundError):
+                before = os.stat(place.name, dir_fd=place.folder, follow_symlinks=False)
+                if not stat.S_ISREG(before.st_mode):
+                    raise ToolError(f"{path} is no plain file")
+                mode = stat.S_IMODE(before.st_mode)
+            temporary = f".{secrets.token_hex(8)}.tmp"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            handle = os.open(temporary, flags, mode, dir_fd=place.folder)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(data)
+                    os.fchmod(file.fileno(), mode & 0o777)
+                os.rename(temporary, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=place.folder)
+                raise
+
+    def _settle_link(self, path: str) -> str:
+        """A link is deleted itself, not what it leads to: only the way to it is resolved."""
+        folder, _, name = path.rstrip("/").rpartition("/")
+        if name in ("", ".", ".."):
+            raise ToolError(f"{path} names no file")
+        above = self.root.resolve(folder or ("/" if path.startswith("/") else "."))
+        return name if above == "." else f"{above}/{name}"
+
+    def _files(self, call: Call) -> Iterator[tuple[str, str, int]]:
+        """Plain files below a folder: path, name, and the open folder they are in. Links are not followed."""
+        deadline = time.monotonic() + MAX_SECONDS
+        n_visited = 0
+        start = call.text("path", ".")
+        with self.root.opened_folder(start) as top:
+            stack = [("" if start in (".", "") else start.rstrip("/") + "/", os.dup(top))]
+            try:
+                while stack:
+                    prefix, folder = stack.pop()
+                    try:
+                        below = []
+                        with os.scandir(folder) as entries:
+                            for entry in sorted(entries, key=lambda e: e.name):
+                                n_visited += 1
+                                if n_visited > MAX_VISITED or time.monotonic() > deadline or call.stopped.is_set():
+                                    raise ToolError("there are too many files; look in a smaller folder")
+                                if entry.is_dir(follow_symlinks=False) and entry.name not in SKIPPED:
+                                    below.append(entry.name)
+                                elif entry.is_file(follow_symlinks=False):
+                                    yield prefix + entry.name, entry.name, folder
+                        for name in reversed(below):
+                            if prefix.count("/") < MAX_DEPTH:
+                                self._descend(stack, prefix + name, name, folder)
+                    finally:
+                        os.close(folder)
+            finally:
+                for _, folder in stack:
+                    os.close(folder)
+
+    def _descend(self, stack: list[tuple[str, int]], path: str, name: str, folder: int) -> None:
+        try:
+            handle = os.open(name, FOLDER, dir_fd=folder)
+        except OSError:
+            return  # it went, or became something else, or may not be read
+        try:
+            self.root.check(os.fstat(handle), path)
+        except ToolError:
+            os.close(handle)
+            return
+        stack.append((path + "/", handle))
+
+    def _searchable(self, name: str, folder: int) -> str | None:
+        try:
+            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        except OSError:
+            return None
+        try:
+            info = os.fstat(handle)
+            self.root.check(info, name)
+            if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_SEARCHED_BYTES:
+                return None
+            return _as_text(_read_up_to(handle, MAX_SEARCHED_BYTES))
+        except (OSError, ToolError):
+            return None
+        finally:
+            os.close(handle)
+
+
+def _read_up_to(handle: int, limit: int) -> bytes:
+    """A file may have no end: the size that it tells is not believed."""
+    parts = []
+    left = limit
+    while left > 0 and (part := os.read(handle, min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _as_text(data: bytes) -> str | None:
+    if b"\0" in data[:8192]:
+        return None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _kind(info: os.stat_result) -> str:
+    if stat.S_ISDIR(info.st_mode):
+        return "folder"
+    if stat.S_ISLNK(info.st_mode):
+        return "link"
+    return f"file, {info.st_size:,} bytes" if stat.S_ISREG(info.st_mode) else "special file"
+
+
+def _shown(name: str) -> str:
+    return name.encode("utf-8", "replace").decode()

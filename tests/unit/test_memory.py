@@ -1,0 +1,435 @@
+"""The memory: search, facts, users apart, limits, damage, versions, and the commands."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from helpers import ROOT
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyrun.cli.main import cli
+from pyrun.errors import UserError
+from pyrun.memory.intake import take_in
+from pyrun.memory.limit import memory_limit
+from pyrun.memory.recall import UserMemory
+from pyrun.memory.repair import check, repair
+from pyrun.memory.schema import MIGRATIONS, migrate, version_of, words_table
+from pyrun.memory.spool import Record, write_spool
+from pyrun.memory.store import Entry, Memory, key_of_user
+from pyrun.memory.transfer import export_lines, import_lines
+
+DAY = 86_400_000
+
+BESIDE = """
+import sys
+from pathlib import Path
+from pyrun.memory.recall import UserMemory
+from pyrun.memory.store import Memory
+for number in range(10):
+    with Memory(Path(sys.argv[1])) as memory:
+        UserMemory(memory, "").store(f"question {number}", "answer")
+"""
+TALK = "00000000000000aa"
+
+NASTY = [
+    "",
+    " ",
+    "AND",
+    "OR NOT NEAR",
+    "NOT",
+    '"',
+    '""" "',
+    "a AND",
+    "NEAR(a b, 3)",
+    "text:secret",
+    "-minus +plus",
+    "a*",
+    "^start",
+    "{text answer}: x",
+    "v1.2.3",
+    "...",
+    "it's; DROP TABLE entries; --",
+    "%_%",
+    "🦙",
+    "👩‍👩‍👧 family",
+    "日本語のテキスト",
+    "a\0b",
+    "\ud800 half of a character",
+    "\x1b[31mred",
+    "x" * 10_000,
+    "many words " * 1_000,
+    "(" * 5_000,
+    "\\",
+    "'",
+]
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Memory]:
+    with Memory(tmp_path / "memory") as opened:
+        yield opened
+
+
+def archive(memory: Memory, texts: list[str], user: str = "", conversation: str = TALK) -> None:
+    records = [Record(n, {"role": "user", "content": text}) for n, text in enumerate(texts)]
+    write_spool(memory.spool, key_of_user(user), conversation, records)
+    take_in(memory)
+
+
+def found_texts(own: UserMemory, query: str, limit: int = 10) -> list[str]:
+    return [one.entry.text for one in own.search(query, limit)]
+
+
+def test_messages_pairs_and_facts_are_found_by_their_words(memory: Memory) -> None:
+    archive(memory, ["The tower in Paris has stairs.", "Bread needs flour."])
+    own = UserMemory(memory, "")
+    own.store("How tall is the tower?", "330 metres", "chat")
+    own.set_fact("home town", "Paris", "told in chat")
+    assert {one.entry.kind for one in own.search("tower")} == {"message", "pair"}
+    assert {one.entry.kind for one in own.search("paris")} == {"message", "fact"}
+    assert found_texts(own, "flour") == ["Bread needs flour."]
+    assert found_texts(own, "metres") == ["How tall is the tower?"]
+    assert own.search("tower stairs")[0].entry.text == "The tower in Paris has stairs."
+    assert "[tower]" in own.search("tower stairs")[0].snippet
+    assert own.search("zebra") == []
+
+
+def test_among_equals_the_recent_one_is_first_but_words_count_more(memory: Memory) -> None:
+    own = UserMemory(memory, "")
+    now = int(time.time() * 1000)
+    with memory.writing() as database:
+        user = memory.ensure_user(own.key)
+        for number, (text, days) in enumerate(
+            [("the red bicycle of my aunt", 300), ("the red bicycle of my niece", 1), ("some bicycle, once", 0)]
+        ):
+            entry = Entry("message", text, at=now - days * DAY)
+            memory.insert(user, entry, bytes([number]))
+        assert database.in_transaction
+    assert found_texts(own, "red bicycle") == [
+        "the red bicycle of my niece",
+        "the red bicycle of my aunt",
+        "some bicycle, once",
+    ]
+
+
+def test_two_users_with_the_same_words_find_only_their_own(memory: Memory) -> None:
+    for name in ("alice", "bob"):
+        archive(memory, [f"the password of {name} is swordfish"] * 1, name)
+        UserMemory(memory, name).set_fact("pet", f"{name}'s cat")
+        UserMemory(memory, name).store("Where is the swordfish?", f"with {name}")
+    for name, other in (("alice", "bob"), ("bob", "alice"), ("", "alice"), ("carol", "bob")):
+        own = UserMemory(memory, name)
+        everything = json.dumps([str(one) for one in own.search("password swordfish cat pet with", 100)])
+        everything += str(own.show()) + str(own.show(TALK)) + str(own.facts()) + str(own.conversations())
+        everything += "".join(export_lines(own))
+        assert other not in everything
+        assert (name in everything and name != "") == (name in ("alice", "bob"))
+    before = UserMemory(memory, "alice").search("password swordfish")
+    archive(memory, [f"swordfish {n}" for n in range(50)], "bob", "00000000000000bb")
+    after = UserMemory(memory, "alice").search("password swordfish")
+    assert [one.entry for one in after] == [one.entry for one in before]
+    # Their scores do not tell how often another user wrote the word, but for the moments that passed.
+    assert [one.score for one in after] == pytest.approx([one.score for one in before], rel=1e-4)
+    assert UserMemory(memory, "alice").forget_entry(UserMemory(memory, "bob").show()[0].id) == 0
+
+
+@pytest.mark.parametrize("text", NASTY, ids=range(len(NASTY)))
+def test_nasty_text_is_searched_stored_and_found_without_an_error(text: str, memory: Memory) -> None:
+    archive(memory, ["a plain message", "x AND y", 'say "hello"', "v1.2.3", "🦙 and friends", "日本語のテキスト"])
+    own = UserMemory(memory, text)
+    assert own.search(text) == []
+    anonymous = UserMemory(memory, "")
+    assert len(anonymous.search(text, 3)) <= 3
+    if text.strip():
+        anonymous.set_fact("nasty", text)
+        anonymous.store(text, text)
+        stored = anonymous.fact("nasty")
+        assert stored is not None
+        assert [one.entry.kind for one in anonymous.search(stored.answer)] != []
+    assert check(memory) == []
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=st.text(max_size=60))
+def test_any_text_is_a_query(text: str, memory: Memory) -> None:
+    archive(memory, ["one message that is always there"])
+    UserMemory(memory, "").search(text)
+    UserMemory(memory, "").fact(text)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [("🦙", "🦙 and friends"), ("テキスト", "日本語のテキスト"), ("café", "the CAFE on the corner"), ("+/=", "a+/=b")],
+)
+def test_signs_other_writing_and_accents_are_found(query: str, expected: str, memory: Memory) -> None:
+    archive(memory, ["🦙 and friends", "日本語のテキスト", "the CAFE on the corner", "a+/=b"])
+    assert found_texts(UserMemory(memory, ""), query) == [expected]
+
+
+def test_a_fact_has_one_value_and_is_forgotten_whole(memory: Memory) -> None:
+    own = UserMemory(memory, "")
+    own.set_fact("colour", "red")
+    own.set_fact(" colour ", "blue", "chat")
+    fact = own.fact("colour")
+    assert fact is not None
+    assert (fact.text, fact.answer, fact.source) == ("colour", "blue", "chat")
+    assert own.search("red") == []
+    assert own.forget_fact("colour")
+    assert not own.forget_fact("colour")
+    assert own.fact("colour") is None
+    assert own.search("blue") == []
+    own.set_fact("colour", "green")
+    assert [f.answer for f in own.facts()] == ["green"]
+    assert check(memory) == []
+
+
+def test_what_is_forgotten_is_not_in_the_file_any_more(memory: Memory) -> None:
+    archive(memory, ["the word xylophonist is rare"])
+    UserMemory(memory, "").forget_all()
+    memory.database.execute("INSERT INTO words_1(words_1) VALUES ('optimize')")
+    memory.shrink()
+    assert b"xylophonist" not in memory.path.read_bytes()
+
+
+@pytest.mark.parametrize(("name", "value"), [("", "x"), ("x", " "), ("n" * 201, "x"), ("x", "y" * (1 << 20) + "z")])
+def test_facts_have_limits(name: str, value: str, memory: Memory) -> None:
+    with pytest.raises(UserError):
+        UserMemory(memory, "").set_fact(name, value)
+
+
+def test_the_limit_is_kept_and_the_oldest_messages_go_first(tmp_path: Path) -> None:
+    with Memory(tmp_path, max_bytes=300_000) as memory:
+        own = UserMemory(memory, "")
+        own.set_fact("kept", "for ever")
+        for batch in range(12):
+            texts = [f"batch {batch} number {n} " + f"filler{batch}x{n} " * 20 for n in range(80)]
+            archive(memory, texts, conversation=f"{batch:016x}")
+            assert sum(path.stat().st_size for path in tmp_path.glob("memory.db")) <= 300_000 * 1.1
+            assert memory.used_bytes() <= 300_000
+        kept = [entry.conversation for entry in own.show(limit=10_000) if entry.kind == "message"]
+        assert f"{11:016x}" in kept
+        assert f"{0:016x}" not in kept
+        assert [fact.answer for fact in own.facts()] == ["for ever"]
+        assert check(memory) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [("", 10**10), ('[memory]\nlimit = "20 GB"', 2 * 10**10), ('[memory]\nlimit = "5"', None)],
+)
+def test_the_limit_is_a_setting(settings: str, expected: int | None, tmp_path: Path) -> None:
+    file = tmp_path / "llama-run.toml"
+    file.write_text(settings)
+    if expected is None:
+        with pytest.raises(UserError, match="no limit"):
+            memory_limit(file)
+    else:
+        assert memory_limit(file) == expected
+
+
+def test_several_threads_and_programs_use_it_at_once(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(8):
+                with Memory(tmp_path) as memory:
+                    write_spool(
+                        memory.spool, key_of_user(""), TALK, [Record(turn, {"content": f"{number} says {turn}"})]
+                    )
+                    take_in(memory)
+                    own = UserMemory(memory, "")
+                    own.set_fact(f"fact {number}", f"value {turn}")
+                    assert own.search(f"says {turn}") != []
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    beside_us = subprocess.run([sys.executable, "-c", BESIDE, str(tmp_path)], cwd=ROOT)
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert beside_us.returncode == 0
+    with Memory(tmp_path) as memory:
+        assert UserMemory(memory, "").counts() == {"message": 32, "pair": 10, "fact": 4}
+        assert check(memory) == []
+
+
+def test_a_damaged_index_is_seen_and_made_anew(memory: Memory) -> None:
+    archive(memory, ["something to find"])
+    user = memory.find_user(key_of_user(""))
+    assert user is not None
+    table = words_table(user)
+    memory.database.execute(f"INSERT INTO {table}({table}) VALUES ('delete-all')")
+    assert any("does not fit" in problem for problem in check(memory))
+    memory.close()
+    done = repair(memory.folder)
+    assert done.problems != []
+    assert done.kept is None
+    with Memory(memory.folder) as again:
+        assert check(again) == []
+        assert found_texts(UserMemory(again, ""), "find") == ["something to find"]
+
+
+def test_of_a_broken_file_what_can_be_read_is_saved(tmp_path: Path) -> None:
+    with Memory(tmp_path) as memory:
+        archive(memory, [f"message {n} " + "padding " * 40 for n in range(400)], "alice")
+        UserMemory(memory, "alice").set_fact("a", "b")
+        path = memory.path
+    data = bytearray(path.read_bytes())
+    # Pages of the entries: those with text of messages in them.
+    hit = [at for at in range(4096 * 4, len(data), 4096) if b"padding padding" in data[at : at + 4096]][10:14]
+    for at in hit:
+        data[at : at + 2048] = b"\xff" * 2048
+    path.write_bytes(data)
+    done = repair(tmp_path)
+    assert done.problems != []
+    assert done.kept is not None
+    assert done.kept.exists()
+    with Memory(tmp_path) as memory:
+        assert check(memory) == []
+        n_left = UserMemory(memory, "alice").counts()["message"]
+        assert n_left == done.n_saved - UserMemory(memory, "alice").counts()["fact"]
+        assert 300 <= n_left < 400
+
+
+@pytest.mark.parametrize("content", [b"not a database at all" * 1000, b"SQLite format 3\0" + b"\0" * 5000])
+def test_a_file_that_is_no_database_is_refused_with_a_remedy_and_set_aside_by_repair(
+    content: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "memory.db").write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        Memory(tmp_path)
+    assert "--repair" in (refused.value.hint or "")
+    assert repair(tmp_path).kept is not None
+    with Memory(tmp_path) as memory:
+        assert check(memory) == []
+
+
+def test_a_file_of_the_first_version_opens_with_all_it_held(tmp_path: Path) -> None:
+    """tests/golden/memory-1.sql was written by version 1, and stays as it is."""
+    script = (ROOT / "tests" / "golden" / "memory-1.sql").read_text(encoding="utf-8")
+    with sqlite3.connect(tmp_path / "memory.db") as database:
+        database.executescript(script)
+    database.close()
+    with Memory(tmp_path) as memory:
+        assert version_of(memory.database) == len(MIGRATIONS)
+        own = UserMemory(memory, "alice")
+        assert check(memory) == []
+        assert found_texts(own, "bicycle") == ["My bicycle is called Rosinante."]
+        assert [(fact.text, fact.answer) for fact in own.facts()] == [("colour", "red")]
+        own.set_fact("colour", "blue")
+        assert own.search("blue") != []
+
+
+def test_migrations_run_in_order_once_and_a_failing_one_changes_nothing(tmp_path: Path) -> None:
+    with Memory(tmp_path) as memory:
+        archive(memory, ["kept"])
+        steps = (
+            *MIGRATIONS,
+            "ALTER TABLE entries ADD COLUMN mood TEXT",
+            "CREATE TABLE later(x); CREATE TABLE later(x)",
+        )
+        with pytest.raises(sqlite3.OperationalError):
+            migrate(memory.database, steps)
+        assert version_of(memory.database) == len(MIGRATIONS)
+        assert "mood" not in [row[1] for row in memory.database.execute("PRAGMA table_info(entries)")]
+        migrate(memory.database, steps[:-1])
+        migrate(memory.database, steps[:-1])
+        assert version_of(memory.database) == len(MIGRATIONS) + 1
+        assert memory.database.execute("SELECT text, mood FROM entries").fetchall() == [("kept", None)]
+
+
+def test_a_file_of_a_later_version_is_left_alone(tmp_path: Path) -> None:
+    with Memory(tmp_path) as memory:
+        memory.database.execute("PRAGMA user_version = 99")
+    with pytest.raises(UserError, match="version 99"):
+        Memory(tmp_path)
+
+
+def test_an_export_comes_in_again_and_nothing_twice(memory: Memory, tmp_path: Path) -> None:
+    archive(memory, ["one", "two"], "alice")
+    alice = UserMemory(memory, "alice")
+    alice.store("q", "a")
+    alice.set_fact("k", "v")
+    lines = list(export_lines(alice))
+    with Memory(tmp_path / "other") as other:
+        bob = UserMemory(other, "bob")
+        assert import_lines(bob, lines).n_new == 4
+        assert import_lines(bob, lines).n_new == 0
+        assert list(export_lines(bob)) == lines
+        assert found_texts(bob, "two") == ["two"]
+        # What is imported is known when a spool brings it.
+        archive(other, ["one", "two"], "bob")
+        assert bob.counts() == {"message": 2, "pair": 1, "fact": 1}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        ["{}"],
+        ["nonsense"],
+        ['{"llama_run_memory": 1}', '{"kind": "message", "text": "good"}', "broken"],
+        ['{"llama_run_memory": 1}', '{"kind": "dream", "text": "x"}'],
+        ['{"llama_run_memory": 1}', '{"kind": "pair", "text": 5}'],
+        ['{"llama_run_memory": 1}', '{"kind": "pair", "text": "x", "at": -1}'],
+        ['{"llama_run_memory": 1}', '{"kind": "pair", "text": "x", "key": "zz"}'],
+        ['{"llama_run_memory": 1}', "[" * 100_000],
+    ],
+    ids=range(9),
+)
+def test_a_wrong_import_adds_nothing(lines: list[str], memory: Memory) -> None:
+    own = UserMemory(memory, "")
+    if lines:
+        with pytest.raises(UserError):
+            import_lines(own, lines)
+    else:
+        assert import_lines(own, lines).n_new == 0
+    assert own.show() == []
+
+
+def run(memory: Memory, *words: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["memory", words[0], "--memory", str(memory.folder), *words[1:]], input=text)
+
+
+def test_the_commands_show_what_is_remembered(memory: Memory, tmp_path: Path) -> None:
+    archive(memory, ["My bicycle is called Rosinante."])
+    assert run(memory, "set", "colour", "red").exit_code == 0
+    assert "[bicycle]" in run(memory, "search", "bicycle").stdout
+    assert json.loads(run(memory, "search", "--json", "bicycle").stdout)[0]["conversation"] == TALK
+    assert "Rosinante" in run(memory, "show", TALK).stdout
+    assert run(memory, "facts").stdout.startswith("colour: red")
+    assert json.loads(run(memory, "facts", "--json").stdout)[0]["value"] == "red"
+    assert json.loads(run(memory, "stats", "--json", "--verify").stdout)["messages"] == 1
+    assert run(memory, "stats", "--repair").exit_code == 0
+    exported = tmp_path / "export.jsonl"
+    assert run(memory, "export", str(exported)).exit_code == 0
+    assert exported.stat().st_mode & 0o777 == 0o600
+    assert run(memory, "import", "--user", "bob", str(exported)).exit_code == 0
+    assert "Rosinante" in run(memory, "search", "--user", "bob", "bicycle").stdout
+    assert run(memory, "forget", "--fact", "colour").exit_code == 0
+    assert isinstance(run(memory, "forget", "--fact", "colour").exception, UserError)
+    assert isinstance(run(memory, "forget", "--all").exception, UserError)
+    assert run(memory, "forget").exit_code == 2
+    assert run(memory, "forget", "--all", "--yes").exit_code == 0
+    assert run(memory, "search", "bicycle").stdout == ""
+    assert "Rosinante" in run(memory, "search", "--user", "bob", "bicycle").stdout
+
+
+def test_what_a_terminal_would_obey_is_not_printed(memory: Memory) -> None:
+    archive(memory, ["before \x1b]0;title\x07 after"])
+    for words in (("search", "before"), ("show",)):
+        assert "\x1b" not in run(memory, *words).stdout

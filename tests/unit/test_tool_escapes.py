@@ -1,0 +1,480 @@
+"""Ways out of the tools' root folder, to private addresses, and past their limits: each is refused or bounded."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import shutil
+import socket
+import ssl
+import threading
+import time
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from helpers import wait_until
+from tool_fixtures import Bench, call, refusal
+
+from pyrun.errors import UserError
+from pyrun.tools import commands as commands_module
+from pyrun.tools import http as http_module
+from pyrun.tools.http import HttpTools, is_public
+from pyrun.tools.root import Root
+from pyrun.tools.rules import read_rules
+from pyrun.tools.tool import Call, ToolError
+
+# Paths
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../outside/secret.txt",
+        "a/../../outside/secret.txt",
+        "./.././outside/secret.txt",
+        "link_to_outside/secret.txt",
+        "link_to_secret",
+        "link_up/outside/secret.txt",
+        "chain_1/secret.txt",
+        "folder/link_up_again/outside/secret.txt",
+        "link_to_outside/../secret.txt",
+        "/etc/passwd",
+        "//etc/passwd",
+        "/proc/self/environ",
+        "proc/self/environ",
+        "proc_link/self/root/etc/passwd",
+        "loop",
+        "a\0b",
+        "x" * 5000,
+        "\udcff\ud800",
+        "",
+        ".",
+        "..",
+        "folder",
+        "fifo",
+        "socket",
+    ],
+)
+def test_no_path_leads_out_or_to_what_is_no_file(path: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = bench.work
+    monkeypatch.chdir(work)
+    (work / "folder").mkdir()
+    (work / "a").mkdir()
+    (work / "link_to_outside").symlink_to(bench.outside)
+    (work / "link_to_secret").symlink_to("../outside/secret.txt")
+    (work / "link_up").symlink_to("..")
+    (work / "chain_1").symlink_to("chain_2")
+    (work / "chain_2").symlink_to(bench.outside)
+    (work / "folder" / "link_up_again").symlink_to("../..")
+    (work / "proc_link").symlink_to("/proc")
+    (work / "loop").symlink_to("loop")
+    os.mkfifo(work / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")  # the path to it may be longer than a socket's may be
+        box = bench.box()
+        before = sorted(os.walk(bench.outside))
+        assert "secret" not in refusal(box, "read_file", path=path).replace("secret.txt", "")
+        refusal(box, "edit_file", path=path, old="the secret", new="gone")
+        # What leads nowhere may be written or deleted where it stands; nothing outside changes.
+        for name, more in (("write_file", {"content": "planted"}), ("delete_file", {})):
+            try:
+                call(box, name, path=path, **more)
+            except (ToolError, ValueError):
+                continue
+    assert sorted(os.walk(bench.outside)) == before
+    assert (bench.outside / "secret.txt").read_text() == "the secret"
+
+
+def test_links_that_stay_inside_are_followed_and_a_link_is_deleted_itself(bench: Bench) -> None:
+    (bench.work / "folder").mkdir()
+    (bench.work / "folder" / "up").symlink_to("..")
+    (bench.work / "absolute").symlink_to(bench.work / "inside.txt")
+    (bench.work / "to_outside").symlink_to(bench.outside / "secret.txt")
+    box = bench.box()
+    assert "inside" in call(box, "read_file", path="folder/up/folder/../inside.txt")
+    assert "inside" in call(box, "read_file", path="absolute")
+    assert "inside" in call(box, "read_file", path=str(bench.work / "inside.txt"))
+    assert call(box, "delete_file", path="to_outside") == "to_outside is deleted"
+    assert call(box, "delete_file", path="absolute") == "absolute is deleted"
+    assert (bench.outside / "secret.txt").exists()
+    assert (bench.work / "inside.txt").exists()
+
+
+def test_a_link_planted_between_looking_and_opening_is_not_followed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = bench.box()
+    victim = bench.work / "victim"
+    real = Root._link
+
+    def plant(self: Root, folder: int, name: str) -> str | None:
+        found = real(self, folder, name)
+        if name == "victim" and found is None:
+            if victim.is_dir():
+                victim.rmdir()
+            else:
+                victim.unlink()
+            victim.symlink_to(bench.outside if kind == "folder" else bench.outside / "secret.txt")
+        return found
+
+    for kind in ("file", "folder"):
+        victim.unlink(missing_ok=True)
+        if kind == "file":
+            victim.write_text("harmless")
+        else:
+            victim.mkdir()
+        monkeypatch.setattr(Root, "_link", plant)
+        refusal(box, "read_file", path="victim" if kind == "file" else "victim/secret.txt")
+        monkeypatch.setattr(Root, "_link", real)
+        assert victim.is_symlink()
+
+
+def test_while_links_are_swapped_in_and_out_nothing_outside_is_read_or_written(bench: Bench) -> None:
+    box = bench.box()
+    place = bench.work / "swapped"
+    real, link = bench.work / "real", bench.work / "link"
+    real.mkdir()
+    (real / "secret.txt").write_text("harmless")
+    (real / "mark").touch()
+    link.symlink_to(bench.outside)
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            for source in (real, link):
+                while not stop.is_set():
+                    try:
+                        source.rename(place)
+                        break
+                    except OSError:  # while it was away, a call made a folder of its name
+                        shutil.rmtree(place, ignore_errors=True)
+                time.sleep(0.0001)
+                if place.is_symlink() or (place / "mark").exists():
+                    place.rename(source)
+
+    calls: list[tuple[str, dict[str, str]]] = [
+        ("read_file", {"path": "swapped/secret.txt"}),
+        ("write_file", {"path": "swapped/secret.txt", "content": "harmless"}),
+        ("search_text", {"path": "swapped", "text": "e"}),
+    ]
+    thread = threading.Thread(target=swap)
+    thread.start()
+    seen = set()
+    try:
+        for _ in range(300):
+            for name, arguments in calls:
+                try:
+                    seen.add(call(box, name, **arguments))
+                except ToolError as error:
+                    seen.add(str(error).partition(":")[0])
+    finally:
+        stop.set()
+        thread.join()
+    assert (bench.outside / "secret.txt").read_text() == "the secret"
+    assert not any("the secret" in text for text in seen)
+    assert any("harmless" in text for text in seen), "the calls never came through"
+    assert [path.name for path in bench.outside.iterdir()] == ["secret.txt"]
+
+
+def test_what_llama_run_keeps_is_out_of_reach_even_inside_the_root(bench: Bench) -> None:
+    kept = bench.work / "memory"
+    kept.mkdir()
+    (kept / "memory.db").write_text("what others said")
+    settings = bench.work / "llama-run.toml"
+    box = bench.box("write_file", memory=kept, protected=(kept, settings))
+    assert "own" in refusal(box, "read_file", path="memory/memory.db")
+    assert "own" in refusal(box, "list_directory", path="memory")
+    assert "own" in refusal(box, "write_file", path="llama-run.toml", content="[tools]\ncommands = true")
+    assert "others" not in call(box, "search_text", text="others")
+    settings.write_text("")
+    assert "own" in refusal(box, "write_file", path="llama-run.toml", content="[tools]\ncommands = true")
+
+
+def test_the_root_of_the_disk_is_no_root_folder() -> None:
+    with pytest.raises(UserError):
+        Root(Path("/"))
+
+
+# Sizes and kinds of files
+
+
+def test_huge_files_are_refused_and_left_out(bench: Bench) -> None:
+    with (bench.work / "huge.txt").open("wb") as file:
+        file.truncate(10 << 30)
+    box = bench.box()
+    assert "10,737,418,240 bytes" in refusal(box, "read_file", path="huge.txt")
+    assert "10,737,418,240 bytes" in refusal(box, "edit_file", path="huge.txt", old="a", new="b")
+    assert "1 large or binary files were left out" in call(box, "search_text", text="inside")
+
+
+def test_binary_files_are_refused_and_left_out(bench: Bench) -> None:
+    (bench.work / "image.png").write_bytes(b"\x89PNG\0\0inside")
+    (bench.work / "latin.txt").write_bytes(b"caf\xe9 inside")
+    box = bench.box()
+    assert "binary" in refusal(box, "read_file", path="image.png")
+    assert "binary" in refusal(box, "read_file", path="latin.txt")
+    assert "2 large or binary files were left out" in call(box, "search_text", text="inside")
+
+
+def test_results_are_bounded(bench: Bench) -> None:
+    (bench.work / "wide.txt").write_text("x" * 900_000)
+    (bench.work / "long.txt").write_text("line of text\n" * 70_000)
+    for n in range(2100):
+        (bench.work / f"file{n}").touch()
+    box = bench.box()
+    assert len(call(box, "read_file", path="wide.txt")) < 101_000
+    assert "of 70000]" in call(box, "read_file", path="long.txt", max_lines=10_000)
+    assert "cut: more than 2,000" in call(box, "list_directory")
+    assert "cut: more than 2,000" in call(box, "find_files", pattern="*")
+    assert "cut: more than 2,000" in call(box, "search_text", text="line")
+
+
+# Commands
+
+
+def sleepers(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if mark in (process.info["cmdline"] or []) and "sh" not in (process.info["cmdline"] or [""])[0]:
+            found.append(process)
+    return found
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "trap '' TERM; sleep {0} & sleep {0}",
+        "trap '' TERM; setsid sleep {0} & setsid sh -c 'trap \"\" TERM; sleep {0} & sleep {0}' & sleep {0}",
+        "setsid nohup sh -c 'setsid sleep {0} & setsid sleep {0}' >/dev/null 2>&1 & exit 0",
+    ],
+    ids=["ignores SIGTERM", "new sessions", "leaves a daemon"],
+)
+def test_whatever_a_command_started_ends_with_it(command: str, bench: Bench) -> None:
+    mark = f"98765.{os.getpid()}{abs(hash(command)) % 10**6}"
+    result = call(bench.box(), "execute_command", command=command.format(mark), timeout=1)
+    assert result.startswith(("[ended, because its time was over]", "[exit code 0]"))
+    wait_until(lambda: not sleepers(mark), 10, "no process is left")
+
+
+def test_endless_output_is_ended_and_its_beginning_and_end_are_kept(bench: Bench) -> None:
+    result = call(bench.box(), "execute_command", command="echo first; yes endless", timeout=60)
+    assert result.startswith(f"[ended, because it wrote more than {commands_module.MAX_OUTPUT_BYTES:,} bytes]\nfirst\n")
+    assert "[cut: " in result
+    assert len(result) < 130_000
+
+
+def test_a_command_has_no_input_no_secrets_and_ends_when_the_call_is_cancelled(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "sk-123")
+    monkeypatch.setenv("GITHUB_TOKEN", "ghp")
+    monkeypatch.setenv("HARMLESS", "shown")
+    box = bench.box()
+    result = call(box, "execute_command", command="cat; env; pwd")
+    assert "sk-123" not in result
+    assert "ghp" not in result
+    assert "HARMLESS=shown" in result
+    assert result.rstrip().endswith(str(bench.work))
+    pending = box.prepare("execute_command", {"command": "sleep 600"})
+    pending.call.stopped.set()
+    assert "cancelled" in box.make(pending)
+
+
+def test_commands_are_off_unless_they_are_asked_for(bench: Bench) -> None:
+    assert "--commands" in refusal(bench.box(commands=False), "execute_command", command="true")
+
+
+# HTTP
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:{port}/",
+        "http://localhost:{port}/",
+        "http://LOCALHOST.:{port}/",
+        "http://2130706433:{port}/",
+        "http://0x7f000001:{port}/",
+        "http://127.1:{port}/",
+        "http://0:{port}/",
+        "http://[::1]:{port}/",
+        "http://[::ffff:127.0.0.1]:{port}/",
+        "http://[::ffff:7f00:1]:{port}/",
+        "http://[64:ff9b::7f00:1]:{port}/",
+        "http://[2002:7f00:1::]:{port}/",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://10.0.0.1/",
+        "http://192.168.1.1/",
+        "http://100.64.0.1/",
+        "http://[fe80::1]/",
+        "http://[fd00::1]/",
+        "http://224.0.0.1/",
+        "http://255.255.255.255/",
+        "http://user:word@127.0.0.1:{port}/",
+        "file:///etc/passwd",
+        "ftp://127.0.0.1/",
+        "gopher://127.0.0.1:{port}/",
+        "http://",
+        "http://[::1",
+        "http://127.0.0.1:99999/",
+        "//127.0.0.1:{port}/",
+        "127.0.0.1:{port}",
+        "http://a..b/",
+        "http://{{}}/",
+    ],
+)
+def test_private_addresses_and_other_languages_are_refused(url: str, bench: Bench, web: ThreadingHTTPServer) -> None:
+    box = bench.box()
+    for name in ("http_get", "http_post"):
+        refusal(box, name, url=url.format(port=web.server_port))
+    assert web.seen == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+def test_public_addresses_are_public(address: str) -> None:
+    assert is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_to_private_addresses_are_refused(status: int, bench: Bench, web: ThreadingHTTPServer) -> None:
+    box = bench.box(f"address:127.0.0.1:{web.server_port}")
+    start = f"http://127.0.0.1:{web.server_port}/to{status}?"
+    for target in (
+        "http://127.0.0.1:1/",
+        "http://localhost:1/",
+        "http://[::1]:1/",
+        "//10.0.0.1/",
+        "file:///etc/passwd",
+    ):
+        told = refusal(box, "http_get", url=start + target)
+        assert "private" in told or "only http" in told
+
+
+def test_redirects_end_and_headers_stay_with_the_server_they_are_for(bench: Bench, web: ThreadingHTTPServer) -> None:
+    here = f"http://127.0.0.1:{web.server_port}"
+    box = bench.box(f"address:127.0.0.1:{web.server_port}")
+    assert "more than 5 times" in refusal(box, "http_get", url=f"{here}/to?/to?/to?/to?/to?/to?/to?/to")
+    tools = HttpTools(read_rules([f"address:127.0.0.1:{web.server_port}"]), lambda host, port: ["127.0.0.1"])
+    there = f"http://other.example:{web.server_port}/echo"
+    headers = {"X-Mark": "for one", "Authorization": "Bearer secret"}
+    for status, kept in ((302, False), (307, False)):
+        result = tools.request("GET", Call({"url": f"{here}/to{status}?{there}", "headers": headers}))
+        assert ("for one" in result) == kept
+    assert "for one" in tools.request("GET", Call({"url": f"{here}/to?/echo", "headers": headers}))
+    with pytest.raises(ToolError, match="sends this on"):
+        tools.request("POST", Call({"url": f"{here}/to307?{there}", "body": "private"}))
+    result = tools.request("POST", Call({"url": f"{here}/to303?{there}", "body": "private"}))
+    assert '"method": "GET"' in result
+    assert "private" not in result.partition("\n\n")[2]
+
+
+def test_names_that_resolve_to_private_addresses_are_refused(web: ThreadingHTTPServer) -> None:
+    for addresses in (["127.0.0.1"], ["93.184.216.34", "10.0.0.1"], ["::1"], ["fe80::1%eth0"]):
+        tools = HttpTools(read_rules([]), lambda host, port, found=addresses: found)  # type: ignore[misc]
+        with pytest.raises(ToolError, match="private address"):
+            tools.request("GET", Call({"url": f"http://innocent.example:{web.server_port}/"}))
+    assert web.seen == []  # type: ignore[attr-defined]
+
+
+def test_the_address_that_was_checked_is_the_one_that_is_connected_to(web: ThreadingHTTPServer) -> None:
+    asked: list[str] = []
+
+    def rebinding(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"] if len(asked) == 1 else ["10.0.0.1"]
+
+    tools = HttpTools(read_rules([f"address:127.0.0.1:{web.server_port}"]), rebinding)
+    result = tools.request("GET", Call({"url": f"http://rebind.example:{web.server_port}/echo"}))
+    assert f'"host": "rebind.example:{web.server_port}"' in result
+    assert asked == ["rebind.example"]
+
+
+def test_a_certificate_is_checked_against_the_name_not_the_address(
+    tmp_path: Path, web: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = self_signed("site.example", tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    web.socket = context.wrap_socket(web.socket, server_side=True)
+    tools = HttpTools(read_rules(["address:127.0.0.1"]), lambda host, port: ["127.0.0.1"])
+    here = {name: f"https://{name}:{web.server_port}/echo" for name in ("site.example", "other.example")}
+    with pytest.raises(ToolError, match="self-signed"):
+        tools.request("GET", Call({"url": here["site.example"]}))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    assert '"host": "site.example' in tools.request("GET", Call({"url": here["site.example"]}))
+    with pytest.raises(ToolError, match="other.example"):
+        tools.request("GET", Call({"url": here["other.example"]}))
+
+
+def self_signed(name: str, folder: Path) -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    title = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    certificate = (
+        x509.CertificateBuilder(title, title, key.public_key(), 1, now, now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = (folder / "certificate.pem", folder / "key.pem")
+    files[0].write_bytes(certificate.public_bytes(Encoding.PEM))
+    files[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return files
+
+
+def test_where_one_address_does_not_answer_the_next_is_tried(web: ThreadingHTTPServer) -> None:
+    rules = read_rules([f"address:[::1]:{web.server_port}", f"address:127.0.0.1:{web.server_port}"])
+    tools = HttpTools(rules, lambda host, port: ["::1", "127.0.0.1"])
+    result = tools.request("GET", Call({"url": f"http://both.example:{web.server_port}/echo"}))
+    assert f'"host": "both.example:{web.server_port}"' in result
+
+
+@pytest.mark.parametrize("rule", ["address:127.0.0.1:{port}", "address:127.0.0.0/8", "address:127.0.0.1"])
+def test_an_allowed_address_is_open(rule: str, bench: Bench, web: ThreadingHTTPServer) -> None:
+    url = f"http://127.0.0.1:{web.server_port}/echo"
+    assert '"method": "GET"' in call(bench.box(rule.format(port=web.server_port)), "http_get", url=url)
+    assert "private" in refusal(bench.box("address:127.0.0.1:1"), "http_get", url=url)
+
+
+def test_endless_and_slow_answers_are_cut(bench: Bench, web: ThreadingHTTPServer) -> None:
+    here = f"http://127.0.0.1:{web.server_port}"
+    box = bench.box(f"address:127.0.0.1:{web.server_port}")
+    endless = call(box, "http_get", url=f"{here}/endless")
+    assert len(endless) < 101_000
+    assert "too long" in refusal(box, "http_get", url=f"{here}/drip", timeout=1)
+    assert "bytes that are no text" in call(box, "http_get", url=f"{here}/binary")
+    assert http_module.MAX_BODY_BYTES == 1_000_000
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "other"}, {"A\r\nB": "c"}, {"A": "b\r\nC: d"}, {"content-length": "5"}, {"Transfer-Encoding": "chunked"}],
+)
+def test_headers_cannot_smuggle(headers: dict[str, str], bench: Bench, web: ThreadingHTTPServer) -> None:
+    box = bench.box(f"address:127.0.0.1:{web.server_port}")
+    refusal(box, "http_get", url=f"http://127.0.0.1:{web.server_port}/echo", headers=headers)
+    refusal(box, "http_get", url=f"http://127.0.0.1:{web.server_port}/echo\r\nX: y", headers={})
+    assert web.seen == []  # type: ignore[attr-defined]
+
+
+# JSON
+
+
+def test_a_schema_fetches_nothing_and_ends(
+    bench: Bench, web: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = bench.box()
+    remote = {"$ref": f"http://127.0.0.1:{web.server_port}/schema.json"}
+    assert "cannot be used" in refusal(box, "json_validate", text="{}", schema=remote)
+    assert web.seen == []  # type: ignore[attr-defined]
+    monkeypatch.setattr("pyrun.tools.json_tools.VALIDATE_SECONDS", 3)
+    text = '"' + "a" * 40 + '!"'
+    assert "not done after" in refusal(box, "json_validate", text=text, schema={"pattern": "^(a+)+$"})
+    for source in ("[" * 100_000, '{"a":' * 50_000, "1" * 100_000, "NaN", "", "\ud800"):
+        refusal(box, "json_parse", text=source)

@@ -1,0 +1,444 @@
+"""The tools one by one, their rules, the log of their calls, the settings, and the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from helpers import ROOT
+from tool_fixtures import Bench, call, refusal
+
+from pyrun.cli.main import cli
+from pyrun.errors import UserError
+from pyrun.home import Home
+from pyrun.providers.ask import ask
+from pyrun.providers.known import Provider, load_providers
+from pyrun.tools import audit
+from pyrun.tools.rules import read_rules
+from pyrun.tools.setup import load_setup
+
+
+def test_every_tool_of_the_promise_is_there_with_a_schema(bench: Bench) -> None:
+    provider = Provider("big", "http://127.0.0.1:1/v1", "openai", "m")
+    box = bench.box(providers=[provider], include={})
+    files = "read_file write_file edit_file list_directory delete_file file_exists find_files search_text"
+    others = "execute_command http_get http_post http_put http_delete json_parse json_validate json_query json_format"
+    memory = "search_memory store_memory get_fact set_fact forget_fact ask_big"
+    assert sorted(box.tools) == sorted(f"{files} {others} {memory}".split())
+    for tool in box.tools.values():
+        assert tool.description
+        assert set(tool.required) <= set(tool.parameters)
+        assert all("type" in schema for schema in tool.parameters.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("read_file", {}),
+        ("read_file", {"path": 5}),
+        ("read_file", {"path": "a", "unknown": 1}),
+        ("read_file", {"path": "a", "first_line": 0}),
+        ("execute_command", {"command": "true", "timeout": 10_000}),
+        ("http_get", {"url": "http://a", "headers": {"a": 1}}),
+        ("no_such_tool", {}),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_and_written_down(
+    name: str, arguments: dict[str, Any], bench: Bench
+) -> None:
+    refusal(bench.box(), name, **arguments)
+    assert [entry["outcome"] for entry in bench.calls()] == ["refused"]
+
+
+def test_files_are_written_read_edited_found_and_deleted(bench: Bench) -> None:
+    box = bench.box()
+    call(box, "write_file", path="src/deep/new.py", content="one = 1\ntwo = 2\nthree = 3\n")
+    assert (
+        call(box, "read_file", path="src/deep/new.py", first_line=2, max_lines=1) == "2\ttwo = 2\n[lines 2 to 2 of 3]"
+    )
+    assert "3 times" in refusal(box, "edit_file", path="src/deep/new.py", old=" = ", new="")
+    call(box, "edit_file", path="src/deep/new.py", old="two = 2", new="two = 22")
+    assert (bench.work / "src/deep/new.py").read_text() == "one = 1\ntwo = 22\nthree = 3\n"
+    assert call(box, "find_files", pattern="*.py") == "src/deep/new.py"
+    assert call(box, "find_files", pattern="*.py", path="src/deep") == "src/deep/new.py"
+    assert call(box, "search_text", text="TWO", ignore_case=True) == "src/deep/new.py:2: two = 22"
+    assert call(box, "search_text", text="TWO") == "nothing was found"
+    assert call(box, "list_directory", path="src") == "deep\tfolder"
+    assert call(box, "list_directory") == "inside.txt\tfile, 7 bytes\nsrc\tfolder"
+    assert call(box, "file_exists", path="src/deep/new.py").startswith("yes, file")
+    assert call(box, "file_exists", path="src/none/new.py") == "no"
+    call(box, "delete_file", path="src/deep/new.py")
+    assert call(box, "file_exists", path="src/deep/new.py") == "no"
+    assert "only files" in refusal(box, "delete_file", path="src")
+    assert "no such file" in refusal(box, "delete_file", path="src/none").lower()
+
+
+def test_a_written_file_keeps_its_mode(bench: Bench) -> None:
+    script = bench.work / "script.sh"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o750)
+    call(bench.box(), "edit_file", path="script.sh", old="sh\n", new="sh -e\n")
+    assert script.stat().st_mode & 0o777 == 0o750
+    assert [path.name for path in bench.work.iterdir() if path.name.endswith(".tmp")] == []
+
+
+def test_a_command_tells_its_code_and_output(bench: Bench) -> None:
+    box = bench.box()
+    assert call(box, "execute_command", command="echo out; echo err >&2; exit 3") == "[exit code 3]\nout\nerr\n"
+    assert call(box, "execute_command", command="kill -9 $$") == "[exit code 137]\n"
+    assert call(box, "execute_command", command="exit 200") == "[exit code 200]\n"
+    assert "not found" in call(box, "execute_command", command="no-such-program")
+
+
+def test_http_speaks_all_four_methods(bench: Bench, web: ThreadingHTTPServer) -> None:
+    box = bench.box(f"address:127.0.0.1:{web.server_port}")
+    url = f"http://127.0.0.1:{web.server_port}/echo?a=b&c=ü d%20e"
+    for method, body in (("GET", None), ("POST", "sent ü"), ("PUT", "put"), ("DELETE", None)):
+        arguments: dict[str, Any] = {"url": url, "headers": {"X-Mark": "seen"}, **({"body": body} if body else {})}
+        result = call(box, f"http_{method.lower()}", **arguments)
+        head, _, told = result.partition("\n\n")
+        assert f"{url}\n200 OK\n" in head
+        answer = json.loads(told)
+        assert (answer["method"], answer["body"], answer["mark"]) == (method, body or "", "seen")
+        assert answer["path"] == "/echo?a=b&c=%C3%BC%20d%20e"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("json_parse", {"text": '{"a": 1, "b": []}'}, "an object with 2 names: a, b"),
+        ("json_parse", {"text": "[1, [], null]"}, "a list of 3: a list of 0, a number, null"),
+        ("json_parse", {"text": "true"}, "a truth value: true"),
+        ("json_query", {"text": '{"a": {"b": [1, 2]}}', "path": "a.b[1]"}, "2"),
+        ("json_query", {"text": '{"a": {"b": [1, 2]}}', "path": "$.a.b[-1]"}, "2"),
+        ("json_query", {"text": '{"a": {"b": [1, 2]}}', "path": "/a/b/0"}, "1"),
+        ("json_query", {"text": '{"x.y": {"/": 5}}', "path": '["x.y"]./'}, "5"),
+        ("json_query", {"text": '{"/": 5}', "path": "/~1"}, "5"),
+        ("json_query", {"text": '[{"n": "ä"}, {"n": "b"}]', "path": "[*].n"}, '[\n  "ä",\n  "b"\n]'),
+        ("json_format", {"text": '{"b":1,"a":[]}', "indent": 0, "sort_keys": True}, '{"a": [], "b": 1}'),
+        ("json_validate", {"text": "5", "schema": {"type": "integer"}}, "valid"),
+        ("json_validate", {"text": '{"a": "x"}', "schema": {"required": ["b"]}}, "$: 'b' is a required property"),
+    ],
+)
+def test_json_is_parsed_queried_formatted_and_validated(
+    name: str, arguments: dict[str, Any], expected: str, bench: Bench
+) -> None:
+    assert call(bench.box(), name, **arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("json_parse", {"text": '{"a": 1,\n}'}, "line 2"),
+        ("json_query", {"text": '{"a": 1}', "path": "b"}, "no 'b' in an object with a"),
+        ("json_query", {"text": "[1]", "path": "[1]"}, "no 1 in a list of 1"),
+        ("json_query", {"text": "[1]", "path": "["}, "cannot be read"),
+        ("json_validate", {"text": "{", "schema": {}}, "no JSON"),
+        ("json_validate", {"text": "{}", "schema": {"type": "nonsense"}}, "cannot be used"),
+    ],
+)
+def test_what_is_wrong_with_json_is_told(name: str, arguments: dict[str, Any], expected: str, bench: Bench) -> None:
+    assert expected in refusal(bench.box(), name, **arguments)
+
+
+def test_memory_is_stored_searched_and_forgotten_and_each_user_is_alone(bench: Bench) -> None:
+    box, other = bench.box(user="alice"), bench.box(user="bob")
+    assert call(box, "set_fact", name="bicycle", value="Rosinante") == "it is remembered"
+    assert call(box, "store_memory", question="How tall is it?", answer="1 metre") == "it is remembered"
+    assert call(box, "store_memory", question="How tall is it?", answer="1 metre") == "it was known already"
+    assert call(box, "get_fact", name="bicycle").startswith("Rosinante\n[")
+    assert call(box, "get_fact") == "bicycle"
+    assert "1 metre" in call(box, "search_memory", query="tall?")
+    for name, arguments in (("search_memory", {"query": "bicycle tall"}), ("get_fact", {"name": "bicycle"})):
+        assert "Rosinante" not in call(other, name, **arguments)
+    assert call(other, "forget_fact", name="bicycle") == "no such fact is known"
+    assert call(box, "forget_fact", name="bicycle") == "it is forgotten"
+    assert call(box, "search_memory", query="Rosinante") == "nothing was found"
+
+
+# What may be done unasked
+
+
+@pytest.mark.parametrize(
+    ("rules", "tool", "subject", "allowed"),
+    [
+        ([], "write_file", "a.txt", False),
+        (["write_file"], "write_file", "a.txt", True),
+        (["write_file"], "delete_file", "a.txt", False),
+        (["write_file:docs/*"], "write_file", "docs/a.txt", True),
+        (["write_file:docs/*"], "write_file", "other/docs/a.txt", False),
+        (["execute_command:git *"], "execute_command", "git status", True),
+        (["execute_command:git *"], "execute_command", "git status; rm -r .", False),
+        (["execute_command:git *"], "execute_command", "git log | sh", False),
+        (["execute_command:git *"], "execute_command", "git $(rm -r .)", False),
+        (["execute_command:git *"], "execute_command", "git status\nrm -r .", False),
+        (["execute_command:make | tail"], "execute_command", "make | tail", True),
+        (["execute_command"], "execute_command", "make | tail", True),
+        (["http_post:https://api.example.org/*"], "http_post", "https://api.example.org.evil.com/", False),
+    ],
+)
+def test_rules_decide_what_needs_no_question(rules: list[str], tool: str, subject: str, allowed: bool) -> None:
+    assert read_rules(rules).allows(tool, subject) == allowed
+
+
+@pytest.mark.parametrize(
+    "rule", ["", ":", "write_file:", "Write File", "address:", "address:example.org", "address:1.2"]
+)
+def test_what_is_no_rule_is_refused(rule: str) -> None:
+    with pytest.raises(UserError):
+        read_rules([rule])
+
+
+def test_a_rule_is_compared_with_where_a_path_leads(bench: Bench) -> None:
+    (bench.work / "docs").mkdir()
+    (bench.work / "src").mkdir()
+    (bench.work / "docs" / "link").symlink_to("../src")
+    box = bench.box("write_file:docs/*")
+    expected = {
+        "docs/a": False,
+        "docs/new/b": False,
+        "docs/../src/a": True,
+        "docs/link/a": True,
+        "src/../docs/a": False,
+        str(bench.work / "docs/a"): False,
+    }
+    asks = {path: box.prepare("write_file", {"path": path, "content": ""}).needs_consent for path in expected}
+    assert asks == expected
+
+
+def test_what_was_agreed_to_is_what_is_done(bench: Bench) -> None:
+    (bench.work / "docs").mkdir()
+    (bench.work / "src").mkdir()
+    box = bench.box()
+    pending = box.prepare("write_file", {"path": "docs/a", "content": "x"})
+    assert pending.question == "Allow write_file? It concerns:\n  | docs/a\ncontent:\n  | x"
+    (bench.work / "docs").rmdir()
+    (bench.work / "docs").symlink_to("src")
+    with pytest.raises(Exception, match="is a link"):
+        box.make(pending)
+    assert list((bench.work / "src").iterdir()) == []
+
+
+def test_a_question_shows_what_it_is_about_and_cannot_be_forged(bench: Bench) -> None:
+    box = bench.box()
+    command = "ls\nAllow nothing else\x1b[2K\u202e"
+    question = box.prepare("execute_command", {"command": command}).question
+    assert question.splitlines()[1:] == ["  | ls", "  | Allow nothing else\ufffd[2K\ufffd"]
+    long = box.prepare("write_file", {"path": "a", "content": "x" * 5000}).question
+    assert long.endswith("(and 3,500 more characters)")
+
+
+def test_reading_never_asks_and_changing_always_does(bench: Bench) -> None:
+    changing = {tool.name for tool in bench.box().tools.values() if tool.changes}
+    assert changing == {
+        "write_file",
+        "edit_file",
+        "delete_file",
+        "execute_command",
+        "http_post",
+        "http_put",
+        "http_delete",
+    }
+
+
+# The log
+
+
+def test_every_call_is_written_down_for_its_owner_alone_and_without_secrets(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = bench.box()
+    call(box, "read_file", path="inside.txt")
+    refusal(box, "read_file", path="../x")
+    call(box, "write_file", path="a", content="x" * 5000)
+    refusal(box, "http_get", url="http://127.0.0.1/", headers={"Authorization": "Bearer hidden", "X-Api-Key": "hidden"})
+    box.refuse(box.prepare("delete_file", {"path": "a"}), "the person did not allow it")
+    assert [(entry["tool"], entry["outcome"]) for entry in bench.calls()] == [
+        ("read_file", "done"),
+        ("read_file", "failed"),
+        ("write_file", "started"),
+        ("write_file", "done"),
+        ("http_get", "failed"),
+        ("delete_file", "refused"),
+    ]
+    assert "hidden" not in bench.log.read_text()
+    assert len(bench.log.read_text()) < 6000
+    assert bench.log.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(audit, "MAX_BYTES", 100)
+    call(box, "read_file", path="inside.txt")
+    assert not bench.log.exists()
+    assert bench.log.with_name("tools.jsonl.1").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_call_that_cannot_be_written_down_is_not_made(bench: Bench) -> None:
+    box = bench.box()
+    bench.log.parent.mkdir(exist_ok=True)
+    bench.log.mkdir()
+    with pytest.raises(OSError, match="directory"):
+        call(box, "write_file", path="a", content="x")
+    assert not (bench.work / "a").exists()
+
+
+# Settings and providers
+
+
+def home_with(tmp_path: Path, settings: str) -> Home:
+    (tmp_path / "llama-run.toml").write_text(settings)
+    return Home(tmp_path)
+
+
+def test_settings_come_from_the_file_and_flags_count_more(tmp_path: Path) -> None:
+    home = home_with(
+        tmp_path,
+        """
+[tools]
+root = "work"
+user = "alice"
+allow = ["write_file:docs/*"]
+commands = true
+[tools.include.docs]
+command = "docs-server"
+args = ["--fast"]
+[providers.big]
+base_url = "https://api.example.org/v1"
+model = "large"
+key_env = "BIG_KEY"
+""",
+    )
+    setup = load_setup(home, {"BIG_KEY": "sk-1"}, allow=["edit_file"])
+    assert (setup.root, setup.user, setup.commands) == (tmp_path / "work", "alice", True)
+    assert setup.allow == ("write_file:docs/*", "edit_file")
+    assert setup.include["docs"].arguments == ("--fast",)
+    assert setup.providers == [Provider("big", "https://api.example.org/v1", "openai", "large", "sk-1")]
+    assert "sk-1" not in repr(setup)
+    assert load_setup(home, {}, user="bob", root=tmp_path).user == "bob"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "[tools",
+        "tools = 5",
+        "[tools]\nroots = '.'",
+        "[tools]\nallow = 'write_file'",
+        "[tools]\ncommands = 'yes'",
+        "[tools.include.x]\nargs = []",
+        "[tools.include]\nx = 'command'",
+        "[providers.big]\nmodel = 'x'",
+        "[providers.big]\nbase_url = 'ftp://x'\nmodel = 'x'",
+        "[providers.big]\nbase_url = 'http://x'",
+        "[providers.big]\nbase_url = 'http://x'\nmodel = 'x'\nprotocol = 'smtp'",
+        "[providers.big]\nbase_url = 'http://x'\nmodel = 'x'\nkey = 'sk-secret'",
+        "[providers.'Big One']\nbase_url = 'http://x'\nmodel = 'x'",
+        "[providers]\nbig = 'x'",
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_with_a_remedy(settings: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        load_setup(home_with(tmp_path, settings), {})
+    assert refused.value.hint
+    assert "sk-secret" not in str(refused.value)
+
+
+class Model(BaseHTTPRequestHandler):
+    """Answers in both languages, and says in its answer what it was asked."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        key = self.headers.get("x-api-key") or self.headers.get("Authorization", "").removeprefix("Bearer ")
+        said = json.dumps([key, body.get("system"), body["messages"], body["max_tokens"]])
+        if body["model"] == "broken":
+            self._send(401, {"error": {"message": f"the key {key} is wrong", "type": "authentication_error"}})
+        elif self.path == "/v1/messages":
+            content = [{"type": "text", "text": said}]
+            usage = {"input_tokens": 1, "output_tokens": 1}
+            answer = {"id": "1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn"}
+            self._send(200, {**answer, "stop_sequence": None, "content": content, "usage": usage})
+        else:
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
+            self._send(200, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+
+    def _send(self, status: int, answer: dict[str, Any]) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+
+@contextmanager
+def model_server() -> Iterator[int]:
+    with HTTPServer(("127.0.0.1", 0), Model) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(("protocol", "path"), [("openai", "/v1"), ("anthropic", "")])
+def test_other_models_are_asked_in_their_language_and_keys_stay_secret(protocol: str, path: str, bench: Bench) -> None:
+    with model_server() as port:
+        url = f"http://127.0.0.1:{port}{path}"
+        provider = Provider("big", url, protocol, "m", "sk-1", "It knows much.")
+        box = bench.box(providers=[provider])
+        told = json.loads(call(box, "ask_big", question="Why?", system="Be brief.", max_tokens=50))
+        assert told[0] == "sk-1"
+        assert told[2][-1] == {"role": "user", "content": "Why?"}
+        assert "Be brief." in json.dumps(told)
+        assert told[3] == 50
+        assert "sk-1" not in bench.log.read_text()
+        with pytest.raises(UserError) as refused:
+            ask(Provider("big", url, protocol, "broken", "sk-1"), "Why?")
+        assert "did not answer" in refused.value.message
+        assert "sk-1" not in refused.value.message
+    assert "did not answer" in refusal(bench.box(providers=[provider]), "ask_big", question="Why?")
+
+
+def test_a_provider_without_its_key_is_there(tmp_path: Path) -> None:
+    home = home_with(tmp_path, "[providers.local]\nbase_url = 'http://x'\nmodel = 'x'\nkey_env = 'NOT_SET'")
+    assert [provider.key for provider in load_providers(home.settings, {})] == [None]
+
+
+# The commands
+
+
+def run(bench: Bench, monkeypatch: pytest.MonkeyPatch, *words: str, flags: tuple[str, ...] = ()) -> Result:
+    monkeypatch.setattr("pyrun.home.Home.logs", bench.folder / "logs")
+    arguments = ["tools", "--root", str(bench.work), "--memory", str(bench.folder / "memory"), *flags, *words]
+    return CliRunner().invoke(cli, arguments)
+
+
+def test_tools_are_listed_and_called_from_the_command_line(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(ROOT))
+    assert "execute_command" not in run(bench, monkeypatch, "list").stdout
+    listed = json.loads(run(bench, monkeypatch, "list", "--json", flags=("--commands",)).stdout)
+    assert "execute_command" in [tool["name"] for tool in listed]
+    assert run(bench, monkeypatch, "call", "read_file", '{"path": "inside.txt"}').stdout == "1\tinside\n"
+    write = ("call", "write_file", '{"path": "a", "content": "x"}')
+    assert "--allow write_file" in str(run(bench, monkeypatch, *write).exception)
+    assert not (bench.work / "a").exists()
+    assert run(bench, monkeypatch, *write, flags=("--allow", "write_file")).exit_code == 0
+    assert (bench.work / "a").read_text() == "x"
+    for wrong in ("{", "[]", '{"path": 5}'):
+        assert isinstance(run(bench, monkeypatch, "call", "read_file", wrong).exception, UserError)
+
+
+def test_without_its_packages_it_says_how_to_install_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    monkeypatch.delitem(sys.modules, "pyrun.tools.toolbox")
+    refused = run(bench, monkeypatch, "list").exception
+    assert isinstance(refused, UserError)
+    assert "LLAMA_RUN_EXTRAS=tools" in (refused.hint or "")
