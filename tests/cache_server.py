@@ -199,7 +199,7 @@ def launch(
 ) -> CacheServer:
     """Starts a server and does not wait for it."""
     port = free_port()
-    command = [str(binary), "--port", str(port), "--no-webui", "--no-warmup", "--threads", "2"]
+    command = [str(binary), "--port", str(port), "--no-webui", "--no-warmup", "--threads", "1"]
     command += ["--model", str(model)] if model else []
     command += ["--cache-ssd", str(cache)] if cache else []
     command += ["--api-key", api_key] if api_key else []

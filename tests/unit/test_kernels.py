@@ -96,7 +96,8 @@ def test_a_user_has_a_folder_and_nobody_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_one"), [("", True), ("Bob_1-x", True), ("a" * 512, True), ("a" * 513, False), ("a.b", False), ("\n", False)]
+    ("text", "is_one"),
+    [("", True), ("Bob_1-x", True), ("a" * 512, True), ("a" * 513, False), ("a.b", False), ("\n", False)],
 )
 def test_a_user_id_is_letters_digits_and_two_signs(text: str, is_one: bool) -> None:
     assert _kernels.is_user_id(text) == is_one

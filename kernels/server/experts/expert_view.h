@@ -32,7 +32,7 @@ private:
         std::vector<uint64_t> chosen;       // layers x experts
     };
 
-    counts now() const;
+    counts now() const REQUIRES(mu);
 
     mutable kvtier::mutex mu;
     llama_context *       context GUARDED_BY(mu) = nullptr;
