@@ -409,6 +409,33 @@ TEST(a_refused_file_counts_until_it_is_replaced) {
     }
 }
 
+TEST(a_link_in_quarantine_is_not_followed) {
+    struct listing_env : failing_env {
+        std::vector<std::string> listed;
+
+        status list_dir(const std::string & path, std::vector<dir_entry> & out) override {
+            listed.push_back(path);
+            return failing_env::list_dir(path, out);
+        }
+    } disk;
+    const model m;
+    CHECK(open(disk, m.options()) != nullptr);
+    const std::string aside = "/cache/" + hex(m.options().fingerprint) + "/quarantine";
+    disk.put_folder(aside);
+    disk.put_link(aside + "/link");
+    disk.put_folder(aside + "/tree");
+    disk.put(aside + "/tree/file", std::string(10000, 'x'));
+    auto s = open(disk, m.options());
+    CHECK(counts_what_is_there(*s, disk));
+    disk.no_remove = aside; // then it is counted again
+    uint64_t freed = 0;
+    CHECK(s->gc(freed).is_ok());
+    CHECK(freed == 0 && disk.exists(aside + "/link"));
+    CHECK(counts_what_is_there(*s, disk));
+    CHECK(std::count(disk.listed.begin(), disk.listed.end(), aside + "/tree") > 0);
+    CHECK(std::count(disk.listed.begin(), disk.listed.end(), aside + "/link") == 0);
+}
+
 TEST(damaged_files_that_cannot_be_set_aside_leave_room_in_the_budget) {
     failing_env disk;
     model       m;

@@ -227,13 +227,7 @@ uint64_t object_files::empty_quarantine() {
     const std::string aside = layout.quarantine();
     uint64_t          freed = 0;
     if (bytes.has(aside) && !remove_tree(aside, freed).is_ok()) {
-        for (const std::string & path : bytes.paths_in(aside)) {
-            uint64_t left = 0;
-            if (path != aside && measure_tree(e, path, left).is_ok()) {
-                bytes.count(path, left);
-            }
-        }
-        count_folder(aside);
+        count_quarantine();
     }
     return freed;
 }

@@ -62,7 +62,7 @@ public:
     // Moves a damaged file, which is counted, to quarantine. Where that cannot be, it is removed.
     void     set_aside(const std::string & folder, const std::string & name) REQUIRES(writing);
     uint64_t empty_quarantine() REQUIRES(writing); // gives the bytes freed
-    void     count_quarantine() REQUIRES(writing); // what lies there already
+    void     count_quarantine() REQUIRES(writing); // what lies there; links are not followed
 
     // Counts a file that was found, which takes so many bytes.
     void found(const std::string & path, uint64_t n_bytes) { bytes.count(path, n_bytes); }
