@@ -323,6 +323,27 @@ TEST(a_removal_put_off_leaves_the_anchor_that_has_been_written_since) {
     CHECK(counts_what_is_there(*on.s, on.disk));
 }
 
+TEST(a_users_removal_takes_along_what_readers_give_up_meanwhile) {
+    reader_beside_a_save     on;
+    const std::vector<token> a = random_tokens(1, 48), b = random_tokens(2, 48), c = random_tokens(3, 48);
+    CHECK(on.m.save(*on.s, a).is_ok());
+    CHECK(on.m.save(*on.s, b).is_ok());
+    on.damage_anchors();
+    const match of_a = on.m.lookup(*on.s, a);
+    const match of_b = on.m.lookup(*on.s, b);
+    on.disk.renamed   = ".seg";
+    on.disk.meanwhile = [&] { on.load_damaged(of_a, a); }; // its file is left to the next writer
+    CHECK(on.m.save(*on.s, c).is_ok());
+    on.disk.renamed   = "/quarantine/";
+    on.disk.meanwhile = [&] { on.load_damaged(of_b, b); };
+    uint64_t freed = 0;
+    CHECK(on.s->remove_name_space({}, freed).is_ok());
+    CHECK(!on.disk.meanwhile);
+    CHECK(files_with(on.disk, ".seg").empty() && files_with(on.disk, ".anc").empty());
+    CHECK(files_with(on.disk, "/ckpt-").empty());
+    CHECK(counts_what_is_there(*on.s, on.disk));
+}
+
 int main() {
     return run_tests();
 }
