@@ -382,6 +382,61 @@ TEST(a_folder_that_cannot_be_read_costs_only_what_is_in_it) {
     }
 }
 
+TEST(nothing_is_added_to_a_folder_that_could_not_be_read) {
+    model alice, bob;
+    alice.user = "alice";
+    alice.folded_size = 64;
+    bob.user   = "bob";
+    const std::vector<token> tokens = random_tokens(1, 1100); // longer than a conversation's hash looks
+    std::vector<token>       longer = tokens;
+    append(longer, 2, 64);
+    const std::string folder = "/u/" + hex(user_key("alice"));
+    const std::string talk   = "/" + hex(conversation_hash(tokens.data(), tokens.size()));
+    const auto is_state = [](const std::string & path) { return contains(path, ".seg") || contains(path, ".anc"); };
+    for (const std::string & closed : { std::string("/u"), folder, folder + "/pages", folder + "/anchors", folder + talk }) {
+        failing_env disk;
+        CHECK(alice.save(*open(disk, alice.options()), tokens).is_ok());
+        std::map<std::string, std::string> before;
+        for (const std::string & path : files_with(disk, folder)) {
+            before[path] = disk.get(path);
+        }
+        disk.no_list = closed;
+        auto s = open(disk, alice.options());
+        disk.no_list = "";
+        const status refused = alice.save(*s, longer);
+        CHECK(refused.is_io_error() && contains(refused.message(), closed) && contains(refused.message(), "restart"));
+        CHECK(bob.save(*s, tokens).is_ok() == (closed != "/u"));
+        for (const auto & [path, bytes] : before) {
+            CHECK(!is_state(path) || disk.get(path) == bytes);
+        }
+
+        s = nullptr;
+        s = open(disk, alice.options());
+        CHECK(s->stats().values.damaged_total() == 0);
+        CHECK(alice.restore(*s, tokens) == tokens.size());
+        CHECK(bob.restore(*s, tokens) == (closed != "/u" ? tokens.size() : 0u));
+        CHECK(alice.save(*s, longer).is_ok());
+        CHECK(alice.restore(*s, longer) == longer.size());
+        CHECK(counts_what_is_there(*s, disk));
+    }
+}
+
+TEST(removing_a_user_whose_folder_could_not_be_read_makes_it_anew) {
+    failing_env disk;
+    model       alice;
+    alice.user = "alice";
+    const std::vector<token> tokens = random_tokens(1, 64);
+    CHECK(alice.save(*open(disk, alice.options()), tokens).is_ok());
+    disk.no_list = "/u/";
+    auto s = open(disk, alice.options());
+    disk.no_list = "";
+    uint64_t freed = 0;
+    CHECK(s->remove_name_space(user_key("alice"), freed).is_ok());
+    CHECK(alice.save(*s, tokens).is_ok());
+    CHECK(alice.restore(*s, tokens) == 64);
+    CHECK(counts_what_is_there(*s, disk));
+}
+
 TEST(a_refused_file_counts_until_it_is_replaced) {
     model m;
     m.folded_size = 20000;
