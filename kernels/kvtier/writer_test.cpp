@@ -50,11 +50,11 @@ TEST(a_slow_disk_does_not_delay_serving) {
 }
 
 TEST(trouble_is_told_once_until_it_is_over) {
-    fault_env                disk;
-    const model              m;
-    auto                     s = open(disk, m.options());
-    std::vector<std::string> told;
-    writer                   w(*s, 1 << 20, [&](const std::string & reason) { told.push_back(reason); });
+    fault_env           disk;
+    const model         m;
+    auto                s = open(disk, m.options());
+    std::vector<status> told;
+    writer              w(*s, 1 << 20, [&](const status & result) { told.push_back(result); });
     const auto save = [&](uint64_t seed) {
         save_request request = w.plan(planned(m, random_tokens(seed, 64)));
         m.fill(request);
@@ -66,12 +66,12 @@ TEST(trouble_is_told_once_until_it_is_over) {
     disk.set_read_only(true);
     save(2);
     save(3);
-    CHECK(told.size() == 1 && !told[0].empty());
+    CHECK(told.size() == 1 && told[0].is_io_error() && !told[0].message().empty());
     CHECK(!w.last_error().empty());
     disk.set_read_only(false);
     save(4);
     save(5);
-    CHECK(told.size() == 2 && told[1].empty());
+    CHECK(told.size() == 2 && told[1].is_ok());
     CHECK(w.last_error().empty());
 }
 
