@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -79,9 +80,12 @@ public:
     eviction     next_eviction(int64_t now_ms) const;
     doomed_files evict(const eviction & next);
 
-    // What could not be read, if it is still the same that was read: a new one may be in its place. False: it stays.
-    bool forget_lost(const segment * lost, const status & why, doomed_files & out);
-    bool forget_lost(const std::shared_ptr<anchor> & lost, const status & why, doomed_files & out);
+    // What could not be read, if it is still the same that was read: a new one may be in its place. False: it stays. Its files
+    // are given up while nobody else can ask: a save that finds it missing writes a new file of that name, and must find the
+    // old one given up already, or the new one would go in its place.
+    using give_up_files = std::function<void(const doomed_files & files)>;
+    bool forget_lost(const segment * lost, const status & why, const give_up_files & give_up);
+    bool forget_lost(const std::shared_ptr<anchor> & lost, const status & why, const give_up_files & give_up);
 
 private:
     const store_options &         options;
@@ -89,7 +93,7 @@ private:
     counters &                    count;
     mutable std::atomic<uint64_t> n_lookups{ 0 };
 
-    mutable shared_mutex mu; // is taken before those of the RAM tier and the ledger
+    mutable shared_mutex mu; // is taken before those of the RAM tier, the ledger and deferred files
     object_graph         graph GUARDED_BY(mu);
 };
 

@@ -231,26 +231,30 @@ static bool is_lost(const status & why, std::atomic<uint32_t> & n_refused) {
     return why.is_damaged() || why.is_miss() || (why.is_io_error() && ++n_refused >= max_refused);
 }
 
-bool catalog::forget_lost(const segment * lost, const status & why, doomed_files & out) {
+bool catalog::forget_lost(const segment * lost, const status & why, const give_up_files & give_up) {
     exclusive_lock guard(mu);
     const auto     it = graph.segments.find(lost->id);
     if (it == graph.segments.end() || it->second.get() != lost || !is_lost(why, it->second->n_refused)) {
         return false;
     }
-    graph.forget_segment(*it->second, out);
-    out.back().what = doomed_file::fate::set_aside;
+    doomed_files files;
+    graph.forget_segment(*it->second, files);
+    files.back().what = doomed_file::fate::set_aside;
+    give_up(files);
     return true;
 }
 
-bool catalog::forget_lost(const std::shared_ptr<anchor> & lost, const status & why, doomed_files & out) {
+bool catalog::forget_lost(const std::shared_ptr<anchor> & lost, const status & why, const give_up_files & give_up) {
     exclusive_lock guard(mu);
     const auto     it = graph.anchors.find({ lost->name_space, lost->k });
     if (it == graph.anchors.end() || it->second != lost || !is_lost(why, lost->n_refused)) {
         return false;
     }
-    graph.forget_checkpoints_at(lost->at, out);
-    graph.forget_anchor(lost, out);
-    out.back().what = doomed_file::fate::set_aside;
+    doomed_files files;
+    graph.forget_checkpoints_at(lost->at, files);
+    graph.forget_anchor(lost, files);
+    files.back().what = doomed_file::fate::set_aside;
+    give_up(files);
     return true;
 }
 

@@ -382,6 +382,61 @@ TEST(a_folder_that_cannot_be_read_costs_only_what_is_in_it) {
     }
 }
 
+TEST(nothing_is_added_to_a_folder_that_could_not_be_read) {
+    model alice, bob;
+    alice.user = "alice";
+    alice.folded_size = 64;
+    bob.user   = "bob";
+    const std::vector<token> tokens = random_tokens(1, 1100); // longer than a conversation's hash looks
+    std::vector<token>       longer = tokens;
+    append(longer, 2, 64);
+    const std::string folder = "/u/" + hex(user_key("alice"));
+    const std::string talk   = "/" + hex(conversation_hash(tokens.data(), tokens.size()));
+    const auto is_state = [](const std::string & path) { return contains(path, ".seg") || contains(path, ".anc"); };
+    for (const std::string & closed : { std::string("/u"), folder, folder + "/pages", folder + "/anchors", folder + talk }) {
+        failing_env disk;
+        CHECK(alice.save(*open(disk, alice.options()), tokens).is_ok());
+        std::map<std::string, std::string> before;
+        for (const std::string & path : files_with(disk, folder)) {
+            before[path] = disk.get(path);
+        }
+        disk.no_list = closed;
+        auto s = open(disk, alice.options());
+        disk.no_list = "";
+        const status refused = alice.save(*s, longer);
+        CHECK(refused.is_io_error() && contains(refused.message(), closed) && contains(refused.message(), "restart"));
+        CHECK(bob.save(*s, tokens).is_ok() == (closed != "/u"));
+        for (const auto & [path, bytes] : before) {
+            CHECK(!is_state(path) || disk.get(path) == bytes);
+        }
+
+        s = nullptr;
+        s = open(disk, alice.options());
+        CHECK(s->stats().values.damaged_total() == 0);
+        CHECK(alice.restore(*s, tokens) == tokens.size());
+        CHECK(bob.restore(*s, tokens) == (closed != "/u" ? tokens.size() : 0u));
+        CHECK(alice.save(*s, longer).is_ok());
+        CHECK(alice.restore(*s, longer) == longer.size());
+        CHECK(counts_what_is_there(*s, disk));
+    }
+}
+
+TEST(removing_a_user_whose_folder_could_not_be_read_makes_it_anew) {
+    failing_env disk;
+    model       alice;
+    alice.user = "alice";
+    const std::vector<token> tokens = random_tokens(1, 64);
+    CHECK(alice.save(*open(disk, alice.options()), tokens).is_ok());
+    disk.no_list = "/u/";
+    auto s = open(disk, alice.options());
+    disk.no_list = "";
+    uint64_t freed = 0;
+    CHECK(s->remove_name_space(user_key("alice"), freed).is_ok());
+    CHECK(alice.save(*s, tokens).is_ok());
+    CHECK(alice.restore(*s, tokens) == 64);
+    CHECK(counts_what_is_there(*s, disk));
+}
+
 TEST(a_refused_file_counts_until_it_is_replaced) {
     model m;
     m.folded_size = 20000;
@@ -407,6 +462,33 @@ TEST(a_refused_file_counts_until_it_is_replaced) {
             CHECK(disk.get(path) == bytes || !contains(path, "ckpt-")); // the new one has another number
         }
     }
+}
+
+TEST(a_link_in_quarantine_is_not_followed) {
+    struct listing_env : failing_env {
+        std::vector<std::string> listed;
+
+        status list_dir(const std::string & path, std::vector<dir_entry> & out) override {
+            listed.push_back(path);
+            return failing_env::list_dir(path, out);
+        }
+    } disk;
+    const model m;
+    CHECK(open(disk, m.options()) != nullptr);
+    const std::string aside = "/cache/" + hex(m.options().fingerprint) + "/quarantine";
+    disk.put_folder(aside);
+    disk.put_link(aside + "/link");
+    disk.put_folder(aside + "/tree");
+    disk.put(aside + "/tree/file", std::string(10000, 'x'));
+    auto s = open(disk, m.options());
+    CHECK(counts_what_is_there(*s, disk));
+    disk.no_remove = aside; // then it is counted again
+    uint64_t freed = 0;
+    CHECK(s->gc(freed).is_ok());
+    CHECK(freed == 0 && disk.exists(aside + "/link"));
+    CHECK(counts_what_is_there(*s, disk));
+    CHECK(std::count(disk.listed.begin(), disk.listed.end(), aside + "/tree") > 0);
+    CHECK(std::count(disk.listed.begin(), disk.listed.end(), aside + "/link") == 0);
 }
 
 TEST(damaged_files_that_cannot_be_set_aside_leave_room_in_the_budget) {

@@ -73,7 +73,7 @@ struct loading_work {
     void   done(const read_task & task);
     void   end();
     status forget_damaged();
-    bool   forget(const read_task & task, doomed_files & out);
+    bool   forget(const read_task & task);
 };
 
 status loading_work::run_task(read_task & task) {
@@ -134,9 +134,11 @@ void loading_work::done(const read_task & task) {
     changed.notify_all();
 }
 
-bool loading_work::forget(const read_task & task, doomed_files & out) {
-    return task.is_anchor ? rooms->known.forget_lost(m->at, task.result, out)
-                          : rooms->known.forget_lost(task.owner, task.result, out);
+// A slow save must not hold up this request: if one is under way, it is left to it to move the files.
+bool loading_work::forget(const read_task & task) {
+    const auto defer = [this](const doomed_files & files) { rooms->files.defer(files); };
+    return task.is_anchor ? rooms->known.forget_lost(m->at, task.result, defer)
+                          : rooms->known.forget_lost(task.owner, task.result, defer);
 }
 
 // Gives a problem, if there was any. Lost objects leave the catalog at once: the next lookup does without them.
@@ -148,9 +150,8 @@ status loading_work::forget_damaged() {
             continue;
         }
         rooms->count.read_errors += task.result.is_io_error();
-        const bool   is_known = !task.is_anchor && task.result.is_io_error() && !refused.insert(task.owner).second;
-        doomed_files lost;
-        if (!task.given_up && !is_known && forget(task, lost)) {
+        const bool is_known = !task.is_anchor && task.result.is_io_error() && !refused.insert(task.owner).second;
+        if (!task.given_up && !is_known && forget(task)) {
             if (task.result.is_miss()) {
                 task.result = status::corrupt(damage::incomplete, task.path + ": is missing");
             }
@@ -158,8 +159,6 @@ status loading_work::forget_damaged() {
                 rooms->count.count_damage(task.result.reason());
             }
             rooms->files.note(task.path, task.result);
-            // A slow save must not hold up this request: if one is under way, it is left to it to move the file.
-            rooms->files.defer(lost);
         }
         problem = task.result;
     }

@@ -184,6 +184,7 @@ status object_files::remove_tree(const std::string & path, uint64_t & bytes_free
     for (const std::string & known : bytes.paths_in(path)) {
         if (removed.is_ok() || is_gone(known)) {
             bytes.remove(known);
+            unread.erase(known);
         }
     }
     return removed;
@@ -227,13 +228,7 @@ uint64_t object_files::empty_quarantine() {
     const std::string aside = layout.quarantine();
     uint64_t          freed = 0;
     if (bytes.has(aside) && !remove_tree(aside, freed).is_ok()) {
-        for (const std::string & path : bytes.paths_in(aside)) {
-            uint64_t left = 0;
-            if (path != aside && measure_tree(e, path, left).is_ok()) {
-                bytes.count(path, left);
-            }
-        }
-        count_folder(aside);
+        count_quarantine();
     }
     return freed;
 }
@@ -246,6 +241,16 @@ void object_files::count_folder(const std::string & path) {
     } else if (looked.is_miss()) {
         bytes.remove(path);
     }
+}
+
+void object_files::leave_alone(const std::string & folder) {
+    unread.insert(folder);
+    count_folder(folder);
+}
+
+status object_files::may_add_to(const std::string & folder) const {
+    return unread.count(folder) == 0 ? status::ok() : status::io_error(
+        folder + ": could not be read when the store was opened, so nothing is added to it; restart when it can be read");
 }
 
 void object_files::note(const std::string & path, const status & why) {

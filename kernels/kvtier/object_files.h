@@ -62,13 +62,18 @@ public:
     // Moves a damaged file, which is counted, to quarantine. Where that cannot be, it is removed.
     void     set_aside(const std::string & folder, const std::string & name) REQUIRES(writing);
     uint64_t empty_quarantine() REQUIRES(writing); // gives the bytes freed
-    void     count_quarantine() REQUIRES(writing); // what lies there already
+    void     count_quarantine() REQUIRES(writing); // what lies there; links are not followed
 
     // Counts a file that was found, which takes so many bytes.
     void found(const std::string & path, uint64_t n_bytes) { bytes.count(path, n_bytes); }
 
     // Counts a folder for what it takes now. One that cannot be looked at stays counted as it was.
     void count_folder(const std::string & path);
+
+    // A folder that could not be read at opening holds what nobody knows, and a name that is given again would replace it.
+    // So it is counted for itself, and nothing is added to it until the next opening.
+    void   leave_alone(const std::string & folder) REQUIRES(writing);
+    status may_add_to(const std::string & folder) const REQUIRES(writing);
 
     // For readers, by any thread.
     void                     note(const std::string & path, const status & why);
@@ -97,6 +102,7 @@ private:
     uint64_t              next_temp GUARDED_BY(writing)       = 1;
     uint64_t              next_quarantine GUARDED_BY(writing) = 1;
     std::set<std::string> unsynced GUARDED_BY(writing); // folders with names that a power cut may take
+    std::set<std::string> unread GUARDED_BY(writing);   // folders that are left alone
 
     mutable mutex            mu;
     doomed_files             deferred GUARDED_BY(mu); // left to the next writer

@@ -14,17 +14,13 @@ status recovery::recover() {
     }
     const std::string      users_dir = rooms.layout.users();
     std::vector<dir_entry> users;
-    if (rooms.e.list_dir(users_dir, users).is_ok()) {
-        for (const dir_entry & entry : users) {
-            key user;
-            if (entry.type == file_type::folder && parse_hex(entry.name, user) && user != key{}) {
-                // A folder that cannot be read is its user's loss alone. It is counted for itself.
-                if (!scan_name_space(user).is_ok()) {
-                    rooms.files.count_folder(rooms.layout.name_space(user));
-                }
-            } else {
-                refuse(users_dir, entry, status::corrupt(damage::misplaced, "not the folder of a user"));
-            }
+    (void) list_finished(users_dir, users).is_ok(); // anonymous state is of use without that of the users
+    for (const dir_entry & entry : users) {
+        key user;
+        if (entry.type == file_type::folder && parse_hex(entry.name, user) && user != key{}) {
+            (void) scan_name_space(user).is_ok(); // a folder that cannot be read is its user's loss alone
+        } else {
+            refuse(users_dir, entry, status::corrupt(damage::misplaced, "not the folder of a user"));
         }
     }
 
@@ -110,11 +106,16 @@ void recovery::scan_objects(const key & name_space, const std::string & folder, 
     }
 }
 
-// What a folder holds, less unfinished files: those go.
+// What a folder holds, less unfinished files: those go. One that cannot be read is left alone.
 status recovery::list_finished(const std::string & folder, std::vector<dir_entry> & out) {
     std::vector<dir_entry> entries;
     if (status s = rooms.e.list_dir(folder, entries); !s.is_ok()) {
-        rooms.count.read_errors += !s.is_miss();
+        if (!s.is_miss()) {
+            rooms.count.read_errors++;
+            rooms.files.leave_alone(folder);
+            // Segments may lie there, and no two have the same number: the clock is ahead of all that were ever given.
+            found.next_segment = std::max(found.next_segment, static_cast<uint64_t>(std::max<int64_t>(rooms.e.now_ms(), 1)));
+        }
         return s;
     }
     for (dir_entry & entry : entries) {

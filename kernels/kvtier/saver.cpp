@@ -7,6 +7,11 @@
 namespace kvtier {
 
 status saver::make_folder(const std::string & parent, const std::string & name) {
+    for (const std::string & folder : { parent, names::join(parent, name) }) {
+        if (status s = rooms.files.may_add_to(folder); !s.is_ok()) {
+            return s;
+        }
+    }
     reservation room;
     if (!make_room(rooms, disk_block + folder_growth, room)) {
         rooms.count.skipped_budget++;
@@ -17,6 +22,9 @@ status saver::make_folder(const std::string & parent, const std::string & name) 
 
 status saver::write_file(const std::string & folder, const std::string & name, const std::vector<const_span> & parts,
                          bool durable) {
+    if (status s = rooms.files.may_add_to(folder); !s.is_ok()) {
+        return s;
+    }
     uint64_t size = 0;
     for (const const_span & part : parts) {
         size += part.size;
@@ -78,11 +86,6 @@ status saver::make_folders(const key & name_space) {
     for (const char * name : { names::pages, names::anchors }) {
         if (rooms.bytes.has(names::join(folder, name))) {
             continue;
-        }
-        // One that cannot be listed may hold what nobody has counted: nothing is added to it.
-        std::vector<dir_entry> entries;
-        if (status s = rooms.e.list_dir(folder, entries); !s.is_ok()) {
-            return s;
         }
         if (status s = make_folder(folder, name); !s.is_ok()) {
             return s;

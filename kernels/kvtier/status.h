@@ -14,6 +14,8 @@ namespace kvtier {
 
 enum class status_kind : uint8_t { ok, miss, corrupt, incompatible, no_space, over_budget, exhausted, io_error, busy };
 
+const char * kind_name(status_kind kind);
+
 // Says why a file was refused. Each reason is counted apart: a disk that flips bits and a folder somebody copied call for
 // different help.
 enum class damage : uint8_t {
@@ -87,6 +89,21 @@ private:
     long        holder_ = 0;
     std::string message_;
 };
+
+inline const char * kind_name(status_kind kind) {
+    switch (kind) {
+        case status_kind::ok:           return "ok";
+        case status_kind::miss:         return "miss";
+        case status_kind::corrupt:      return "corrupt";
+        case status_kind::incompatible: return "incompatible";
+        case status_kind::no_space:     return "no_space";
+        case status_kind::over_budget:  return "over_budget";
+        case status_kind::exhausted:    return "exhausted";
+        case status_kind::io_error:     return "io_error";
+        case status_kind::busy:         return "busy";
+    }
+    return "unknown";
+}
 
 inline const char * damage_name(damage reason) {
     switch (reason) {

@@ -136,8 +136,9 @@ status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) 
     mutex_lock            writing(rooms->files.writing);
     doomed_files          files;
     std::set<std::string> changed = { rooms->layout.model() };
-    bytes_freed = rooms->files.finish_deferred(&changed);
+    // Once all is forgotten, readers give up no more of it: what they have given up is deferred by now.
     rooms->known.forget_name_space(name_space, files);
+    bytes_freed = rooms->files.finish_deferred(&changed);
     bytes_freed += rooms->files.remove(files, &changed);
     bytes_freed += rooms->files.empty_quarantine(); // damaged files do not tell whose they are
     status removed = status::ok();
@@ -154,19 +155,19 @@ status store::gc(uint64_t & bytes_freed) {
     if (status s = rooms->files.may_change(); !s.is_ok()) {
         return s;
     }
-    const uint64_t before = rooms->bytes.bytes();
     {
-        mutex_lock   writing(rooms->files.writing);
-        doomed_files files;
+        mutex_lock     writing(rooms->files.writing);
+        const uint64_t before = rooms->bytes.bytes();
+        doomed_files   files;
         rooms->files.finish_deferred();
         rooms->files.empty_quarantine();
         rooms->known.forget_unusable(files);
         rooms->files.remove(files);
         apply_all_limits(*rooms);
+        const uint64_t after = rooms->bytes.bytes();
+        bytes_freed = before > after ? before - after : 0;
     }
     saver(*rooms).write_uses();
-    const uint64_t after = rooms->bytes.bytes();
-    bytes_freed = before > after ? before - after : 0;
     return status::ok();
 }
 

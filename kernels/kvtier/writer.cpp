@@ -156,7 +156,7 @@ void writer::run() {
         const bool failed = result.is_no_space() || result.is_exhausted() || result.is_io_error();
         if (listener && (in_trouble ? wrote : failed)) {
             in_trouble = failed;
-            listener(result.message());
+            listener(result);
         }
         guard.lock();
         error  = wrote || !result.is_ok() ? result.message() : error;

@@ -23,9 +23,9 @@ namespace kvtier {
 
 class writer {
 public:
-    // The writer's thread tells it when saves begin to fail for want of room or because of the disk, with the reason, and with
-    // an empty text when one has succeeded again. Saves that a full queue refuses do not count: the next turn has them.
-    using trouble_listener = std::function<void(const std::string & reason)>;
+    // The writer's thread tells it when saves begin to fail for want of room or because of the disk, and ok when one has
+    // succeeded again. Saves that a full queue refuses do not count: the next turn has them.
+    using trouble_listener = std::function<void(const status & result)>;
 
     writer(store & s, uint64_t max_queue_bytes, trouble_listener listener = {});
     ~writer(); // stop()

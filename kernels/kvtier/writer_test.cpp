@@ -50,11 +50,11 @@ TEST(a_slow_disk_does_not_delay_serving) {
 }
 
 TEST(trouble_is_told_once_until_it_is_over) {
-    fault_env                disk;
-    const model              m;
-    auto                     s = open(disk, m.options());
-    std::vector<std::string> told;
-    writer                   w(*s, 1 << 20, [&](const std::string & reason) { told.push_back(reason); });
+    fault_env           disk;
+    const model         m;
+    auto                s = open(disk, m.options());
+    std::vector<status> told;
+    writer              w(*s, 1 << 20, [&](const status & result) { told.push_back(result); });
     const auto save = [&](uint64_t seed) {
         save_request request = w.plan(planned(m, random_tokens(seed, 64)));
         m.fill(request);
@@ -66,12 +66,12 @@ TEST(trouble_is_told_once_until_it_is_over) {
     disk.set_read_only(true);
     save(2);
     save(3);
-    CHECK(told.size() == 1 && !told[0].empty());
+    CHECK(told.size() == 1 && told[0].is_io_error() && !told[0].message().empty());
     CHECK(!w.last_error().empty());
     disk.set_read_only(false);
     save(4);
     save(5);
-    CHECK(told.size() == 2 && told[1].empty());
+    CHECK(told.size() == 2 && told[1].is_ok());
     CHECK(w.last_error().empty());
 }
 
@@ -320,6 +320,27 @@ TEST(a_removal_put_off_leaves_the_anchor_that_has_been_written_since) {
     CHECK(files_with(on.disk, ".anc").size() == 2);
     CHECK(on.m.restore(*on.s, a) == 48);
     CHECK(on.m.restore(*on.s, b) == b.size());
+    CHECK(counts_what_is_there(*on.s, on.disk));
+}
+
+TEST(a_users_removal_takes_along_what_readers_give_up_meanwhile) {
+    reader_beside_a_save     on;
+    const std::vector<token> a = random_tokens(1, 48), b = random_tokens(2, 48), c = random_tokens(3, 48);
+    CHECK(on.m.save(*on.s, a).is_ok());
+    CHECK(on.m.save(*on.s, b).is_ok());
+    on.damage_anchors();
+    const match of_a = on.m.lookup(*on.s, a);
+    const match of_b = on.m.lookup(*on.s, b);
+    on.disk.renamed   = ".seg";
+    on.disk.meanwhile = [&] { on.load_damaged(of_a, a); }; // its file is left to the next writer
+    CHECK(on.m.save(*on.s, c).is_ok());
+    on.disk.renamed   = "/quarantine/";
+    on.disk.meanwhile = [&] { on.load_damaged(of_b, b); };
+    uint64_t freed = 0;
+    CHECK(on.s->remove_name_space({}, freed).is_ok());
+    CHECK(!on.disk.meanwhile);
+    CHECK(files_with(on.disk, ".seg").empty() && files_with(on.disk, ".anc").empty());
+    CHECK(files_with(on.disk, "/ckpt-").empty());
     CHECK(counts_what_is_there(*on.s, on.disk));
 }
 

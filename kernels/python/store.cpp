@@ -26,21 +26,6 @@ using kvtier::status;
 
 namespace {
 
-const char * kind_name(kvtier::status_kind kind) {
-    switch (kind) {
-        case kvtier::status_kind::ok:           return "ok";
-        case kvtier::status_kind::miss:         return "miss";
-        case kvtier::status_kind::corrupt:      return "corrupt";
-        case kvtier::status_kind::incompatible: return "incompatible";
-        case kvtier::status_kind::no_space:     return "no_space";
-        case kvtier::status_kind::over_budget:  return "over_budget";
-        case kvtier::status_kind::exhausted:    return "exhausted";
-        case kvtier::status_kind::io_error:     return "io_error";
-        case kvtier::status_kind::busy:         return "busy";
-    }
-    return "unknown";
-}
-
 // Becomes pyrun._kernels.StoreError.
 struct store_error : std::exception {
     explicit store_error(status s) : problem(std::move(s)) {}
@@ -84,7 +69,7 @@ std::vector<damage_view> views(const damage_list & notes) {
     for (const auto & note : notes) {
         // A disk that cannot be read has no reason of its own among those of a file.
         const bool        of_file = note.problem.reason() != kvtier::damage::none;
-        const std::string kind    = kind_name(note.problem.kind());
+        const std::string kind    = kvtier::kind_name(note.problem.kind());
         out.push_back({ note.path, kind, of_file ? kvtier::damage_name(note.problem.reason()) : kind,
                         note.problem.message() });
     }
@@ -399,7 +384,7 @@ void bind_errors(py::module_ & m) {
             const py::object & type = s.is_busy() ? busy_type.get_stored() : error_type.get_stored();
             const py::str      text = text_to_python(s.message());
             py::object         made = type(text);
-            made.attr("kind")    = kind_name(s.kind());
+            made.attr("kind")    = kvtier::kind_name(s.kind());
             made.attr("message") = text;
             made.attr("pid")     = holder(s);
             PyErr_SetObject(type.ptr(), made.ptr());

@@ -42,8 +42,9 @@ from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
 
-# The server and its system give these reasons for not storing where more room is the remedy.
-ROOM = re.compile(r"budget|no space|disk is full|quota", re.IGNORECASE)
+# The server gives a kind of trouble and its reason; for some kinds, more room is the remedy.
+NOT_STORING = re.compile(r"not storing \((\w+)\): (.+)")
+LACK_OF_ROOM = ("no_space", "over_budget")
 
 
 @dataclass(frozen=True)
@@ -230,11 +231,13 @@ class _View:
         if notice == self._last_notice:
             return
         self._last_notice = notice
-        if not notice.startswith("not storing"):
+        trouble = NOT_STORING.fullmatch(notice)
+        if not trouble:
             console.say(f"the cache is {notice}")
             return
-        text = f"warning: the cache is {console.printable(notice)}"
-        if ROOM.search(notice):
+        kind, reason = trouble.groups()
+        text = f"warning: the cache is not storing: {console.printable(reason)}"
+        if kind in LACK_OF_ROOM:
             text += (
                 ". Answers come as before, but what is new will be evaluated again; "
                 "free space on the cache's disk, or allow it more: -- --cache-ssd-max-size SIZE"

@@ -18,7 +18,7 @@ from pyrun.errors import UserError
 
 OWN_FOLDER, OWN_FILE = 0o700, 0o600
 # The server says this when the cache stops keeping state, and when it goes on; colours and the time may stand before.
-NOTICE = re.compile(r"(?:[\d.]+ )?(?:W )?cache: (not storing: .+|storing again)")
+NOTICE = re.compile(r"(?:[\d.]+ )?(?:W )?cache: (not storing \(\w+\): .+|storing again)")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 

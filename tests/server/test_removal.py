@@ -100,7 +100,7 @@ def test_deleted_folder_is_counted_and_said(serve: Serve, kv: Path) -> None:
         assert server.complete(server.tokens(" ".join(LINES[4:9]))).text == wanted.text
         about = server.flush()
         assert about["counters"]["skipped_io_error"] > 0 and "removed this folder" in about["last_error"], about
-    assert server.said().count("cache: not storing") == 1
+    assert server.said().count("cache: not storing (io_error): ") == 1
 
 
 def test_folder_that_others_may_write_is_named(serve: Serve, kv: Path) -> None:

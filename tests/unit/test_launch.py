@@ -192,7 +192,7 @@ def test_second_ctrl_c_is_not_swallowed(launch: Launch) -> None:
 
 
 def test_cache_that_stores_nothing_says_so(launch: Launch) -> None:
-    words = ["0.01.234.567 W cache: not storing: the disk is full", "0.02.234.567 W cache: storing again"]
+    words = ["0.01.234.567 W cache: not storing (no_space): the disk is full", "0.02.234.567 W cache: storing again"]
     one = launch("--port", "{port}", "--", *(word for line in words for word in ("--say", line)))
     one.wait_for("the cache is storing again")
     assert one.said().count("warning: the cache is not storing: the disk is full.") == 1
@@ -201,7 +201,7 @@ def test_cache_that_stores_nothing_says_so(launch: Launch) -> None:
 
 def test_no_space_is_advised_for_a_folder_that_is_gone(launch: Launch) -> None:
     reason = "/kv/f1: somebody removed this folder while it was in use; a restart makes it anew"
-    one = launch("--port", "{port}", "--", "--say", f"0.01.234.567 W cache: not storing: {reason}")
+    one = launch("--port", "{port}", "--", "--say", f"0.01.234.567 W cache: not storing (io_error): {reason}")
     one.wait_for(f"warning: the cache is not storing: {reason}\n")
     assert "free space" not in one.said() and "--cache-ssd-max-size" not in one.said()
 

@@ -175,13 +175,13 @@ def test_log_in_use_looks_in_use(run: Callable[..., Run], tmp_path: Path) -> Non
 def test_what_the_server_says_of_its_cache_is_heard(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.1)
     lines = (
-        "0.01.234.567 W cache: not storing: the disk is full",
-        "0.01.234.568 I cache: slot 0: parted at token 7: W cache: not storing: my prompt",
+        "0.01.234.567 W cache: not storing (no_space): the disk is full",
+        "0.01.234.568 I cache: slot 0: parted at token 7: W cache: not storing (no_space): my prompt",
         "\x1b[34m0.02.000.000\x1b[0m \x1b[35mW cache: storing again\x1b[0m",
     )
     one = run(*(word for line in lines for word in ("--say", line)))
     wait_until(lambda: len(one.heard) >= 2, 20, "both")
-    assert one.heard == ["not storing: the disk is full", "storing again"]
+    assert one.heard == ["not storing (no_space): the disk is full", "storing again"]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_saving_is_overdue_when_nothing_is_written(last_write: float, now: float
 
 
 def test_terminal_that_is_gone_does_not_leave_the_server_unasked(tmp_path: Path) -> None:
-    one = Run(tmp_path, "--say", "0.01 W cache: not storing: the disk is full", "--save-seconds", "0.5")
+    one = Run(tmp_path, "--say", "0.01 W cache: not storing (no_space): the disk is full", "--save-seconds", "0.5")
 
     def listen(state: State, detail: str) -> None:
         one.states.append((state, detail))
@@ -223,8 +223,8 @@ def test_log_that_was_emptied_is_followed(tmp_path: Path, text: str) -> None:
     log.write_text(text)
     assert list(follower.notices()) == (["storing again"] if text else [])
     with log.open("a") as file:
-        file.write("cache: not storing: the disk is full\n")
-    assert list(follower.notices()) == ["not storing: the disk is full"]
+        file.write("cache: not storing (no_space): the disk is full\n")
+    assert list(follower.notices()) == ["not storing (no_space): the disk is full"]
 
 
 def test_stop_during_the_start_does_not_hang(run: Callable[..., Run]) -> None:

@@ -39,20 +39,21 @@ static uint64_t machine_ram() {
 // A budget that is too small for some turns and not for others would fill the log.
 static constexpr auto said_again_after = std::chrono::minutes(1);
 
+// The launcher reads both lines, and the kind: a person who has no room is told what helps.
 static kvtier::writer::trouble_listener log_trouble() {
-    return [said = std::chrono::steady_clock::time_point(), quiet = false](const std::string & reason) mutable {
+    return [said = std::chrono::steady_clock::time_point(), quiet = false](const status & result) mutable {
         const auto now = std::chrono::steady_clock::now();
-        if (!reason.empty()) {
+        if (!result.is_ok()) {
             quiet = said != std::chrono::steady_clock::time_point() && now - said < said_again_after;
         }
         if (quiet) {
             return;
         }
         said = now;
-        if (reason.empty()) {
+        if (result.is_ok()) {
             LOG_WRN("cache: storing again\n");
         } else {
-            LOG_WRN("cache: not storing: %s\n", reason.c_str());
+            LOG_WRN("cache: not storing (%s): %s\n", kvtier::kind_name(result.kind()), result.message().c_str());
         }
     };
 }
