@@ -22,6 +22,8 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     last_metrics.clear();
     if (!s.is_ok()) {
         why_off = s.message();
+        held_by = s.holder();
+        path    = params.cache_ssd.path;
         LOG_ERR("cache: off, serving without it: %s\n", why_off.c_str());
         return;
     }
@@ -189,7 +191,12 @@ common_json state_cache::describe() const {
         return out;
     }
     kvtier::mutex_lock guard(mu);
-    return { { "enabled", false }, { "reason", stopping ? stopping_message : why_off } };
+    common_json off = { { "enabled", false }, { "reason", stopping ? stopping_message : why_off } };
+    if (held_by > 0) {
+        off["held_by"] = held_by;
+        off["path"]    = path;
+    }
+    return off;
 }
 
 common_json state_cache::describe_user(const std::string & user) const {

@@ -164,6 +164,8 @@ private:
     std::shared_ptr<cache_core> open_ GUARDED_BY(mu);
     server_queue *              queue GUARDED_BY(mu) = nullptr; // of the server that asked for a cache
     std::string                 last_metrics GUARDED_BY(mu);    // of the cache that was closed
+    long                        held_by GUARDED_BY(mu) = 0;     // the process that has the store open, where that is why
+    std::string                 path GUARDED_BY(mu);            // of the cache's folder then
     std::string                 why_off GUARDED_BY(mu) = "not asked for: start the server with --cache-ssd PATH";
     std::atomic<bool>           stopping{ false };
 };

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -24,7 +23,7 @@ def summary(url: str, root: Path, key: str | None = None) -> str:
     except UserError as error:
         return f"unknown: {error.message}"
     if not told["enabled"]:
-        return f"off: {_why_off(told['reason'])}"
+        return f"off: {_why_off(told)}"
     state = told["state"]
     n = state["conversations"]
     return (
@@ -49,15 +48,15 @@ def _short(path: str, root: Path) -> str:
         return path
 
 
-def _why_off(reason: str) -> str:
-    held = re.fullmatch(r"(.*)/[0-9a-f]{32}/lock: held by process (\d+)", reason)
-    if not held:
-        return reason
+def _why_off(told: dict[str, Any]) -> str:
+    pid = told.get("held_by")
+    if pid is None:
+        return str(told["reason"])
     try:
-        name = psutil.Process(int(held[2])).name()
+        name = psutil.Process(pid).name()
     except psutil.Error:
         name = "a process"
-    return f"{name} (pid {held[2]}) has this model's state in {held[1]} open"
+    return f"{name} (pid {pid}) has this model's state in {told['path']} open"
 
 
 def list_server(url: str, key: str | None = None) -> Visited[Listing]:
@@ -107,7 +106,7 @@ def server_stats(url: str, key: str | None = None) -> CacheStats:
 def _open_model(url: str, key: str | None) -> tuple[Any, Model]:
     told = ask(url, "/cache", key)
     if not told["enabled"]:
-        raise UserError(f"the cache of {url} is off: {_why_off(told['reason'])}", "leave --url out to read the folder")
+        raise UserError(f"the cache of {url} is off: {_why_off(told)}", "leave --url out to read the folder")
     model = Model(Path(told["path"]), bytes.fromhex(told["fingerprint"]))
     if not model.path.is_dir():
         raise UserError(

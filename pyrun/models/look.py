@@ -13,6 +13,10 @@ from pyrun.models.find import Model, list_companions, list_models
 from pyrun.models.gguf import BrokenModelError, read_gguf
 
 
+class CompanionError(BrokenModelError):
+    """A file that goes with a model, such as a projector for images, and was taken for one."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """A model in models/: what it is, or why it cannot be loaded."""
@@ -27,7 +31,7 @@ def look(model: Model) -> ModelFacts:
     model.check_complete()
     facts = model_facts(model.name, [read_gguf(part) for part in model.parts])
     if facts.is_companion:
-        raise BrokenModelError(
+        raise CompanionError(
             model.path, f"is a companion of a model ({facts.architecture}), not a model", "give the model itself"
         )
     return facts
@@ -50,7 +54,5 @@ def see_models(home: Home) -> list[Seen]:
 def companions(home: Home, seen: list[Seen]) -> list[Path]:
     """Some are known by their names, and files with other names say that they are."""
     named = list_companions(home)
-    told = [
-        s.model.path for s in seen if isinstance(s.problem, BrokenModelError) and "is a companion" in s.problem.reason
-    ]
+    told = [s.model.path for s in seen if isinstance(s.problem, CompanionError)]
     return sorted([*named, *told])

@@ -18,7 +18,7 @@ EXPERTS = (SERVER / "experts" / "expert_view.cpp").read_text()
 ARGS = (SERVER / "cache_args.cpp").read_text()
 OPTIONS = (SERVER / "cache_options.h").read_text()
 COUNTERS = (ROOT / "kernels" / "kvtier" / "counters.h").read_text()
-DAMAGE = (ROOT / "kernels" / "kvtier" / "status.h").read_text()
+STATUSES = (ROOT / "kernels" / "kvtier" / "status.h").read_text()
 
 
 def table(page: str, heading: str) -> dict[str, str]:
@@ -63,14 +63,14 @@ FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
 @pytest.mark.parametrize(
     ("heading", "in_code"),
     [
-        ("GET /cache", {*keys(DESCRIBED), *re.findall(r'out\["(\w+)"\]', DESCRIBED + WHOLE)} - NESTED),
+        ("GET /cache", {*keys(DESCRIBED), *re.findall(r'(?:out|off)\["(\w+)"\]', DESCRIBED + WHOLE)} - NESTED),
         ("GET /cache/requests", {*keys(LOGGED), *re.findall(r'entry\["(\w+)"\]', LOGGED)} - IN_PARTED),
         ("requests", keys(REQUESTS)),
         ("speed", re.findall(r'"(\w+_per_s)"', SPEED)),
         ("waited_ms", WAITS),
         ("state", keys(body(STATUS, "measured"))),
         ("counters", re.findall(r"X\((\w+),", COUNTERS)),
-        ("damaged", set(re.findall(r'return "(\w+)";', DAMAGE)) - {"none", "unknown"}),
+        ("damaged", set(re.findall(r'return "(\w+)";', body(STATUSES, "damage_name"))) - {"none", "unknown"}),
         ("Users", keys(body(STATUS, "cache_admin::describe_user"))),
         ("GET /cache/conversations", keys(body(STATUS, "cache_admin::conversations"))),
         ("GET /expert-stats", EXPERT_FIELDS),
