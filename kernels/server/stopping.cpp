@@ -4,12 +4,33 @@
 
 #include "log.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <thread>
 
+#include <semaphore.h>
+
 namespace llama_run {
+
+static sem_t            signals;
+static std::atomic<int> last_signal{ 0 };
+
+void listen_for_signals(const std::function<void(int)> & stop) {
+    sem_init(&signals, 0, 0);
+    std::thread([stop] {
+        while (sem_wait(&signals) != 0) {
+            // A signal that this thread got itself has interrupted it.
+        }
+        stop(last_signal);
+    }).detach();
+}
+
+void say_signal(int signal) {
+    last_signal = signal;
+    sem_post(&signals);
+}
 
 server_task_result_ptr stopping_error(int id_task) {
     auto error = std::make_unique<server_task_result_error>();

@@ -4,7 +4,14 @@
 
 #include "server-task.h"
 
+#include <functional>
+
 namespace llama_run {
+
+// A signal's handler interrupts a thread that may hold the very lock that stopping takes. So it only says that there was a signal,
+// and a thread of its own, which listen_for_signals starts, calls `stop`.
+void listen_for_signals(const std::function<void(int)> & stop);
+void say_signal(int signal);
 
 // For a request whose result will never come: 503.
 server_task_result_ptr stopping_error(int id_task);
