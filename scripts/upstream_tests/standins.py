@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, TokenType
 
+from toys.files import add_metadata
 from toys.layers import EXPERT_SIZE, FEED_FORWARD, Heads, Metadata, attention, experts, feed_forward, stream_norm
 from toys.weights import Weights
 
@@ -266,16 +267,7 @@ def _write(
     writer = GGUFWriter(path, arch, split_max_tensors=split)
     writer.add_name(name)
     writer.add_file_type(LlamaFileType.ALL_F32)
-    for key, value in metadata.items():
-        full = f"{arch}.{key}"
-        if isinstance(value, bool):
-            writer.add_bool(full, value)
-        elif isinstance(value, int):
-            writer.add_uint32(full, value)
-        elif isinstance(value, float):
-            writer.add_float32(full, value)
-        else:
-            writer.add_array(full, value)
+    add_metadata(writer, arch, metadata)
     add_vocabulary(writer)
     _finish(writer, tensors)
 
