@@ -86,11 +86,11 @@ size_t cache_core::chunk_tokens(const slot_view & slot) {
 }
 
 void cache_core::evaluated(const slot_view & slot) {
-    const waited::timer timed(times, wait_cause::persist);
     turn & t = turn_of(slot);
     if (t.prompt_saved || !t.store || slot.task == nullptr) {
-        return;
+        return; // This is asked after every batch.
     }
+    const waited::timer timed(times, wait_cause::persist);
     // A long prompt is handed over in parts, so that it never overfills the queue and a crash costs little of it.
     const bool   whole = slot.stats.n_gen > 0;
     const size_t n_new = slot.prompt.tokens.size() - std::min(std::max(t.n_saved, t.n_refused), slot.prompt.tokens.size());
