@@ -1,4 +1,4 @@
-// Bounded reading and writing of host memory for state_rows.cpp. Copies from and into tensors are noted down and made
+// Bounded reading and writing of host memory for state_access.h. Copies from and into tensors are noted down and made
 // together at the end: by then all that could be refused has been.
 
 #pragma once
