@@ -370,6 +370,15 @@ struct llama_state_access {
         return by_pos.begin()->first == 0 && by_pos.size() == (size_t) n ? n : 0;
     }
 
+    bool share_rows(llama_seq_id from, llama_seq_id to, llama_pos n) const {
+        const bool one_stream = rows->seq_to_stream[from] == rows->seq_to_stream[to];
+        if (!one_stream || rows->get_has_shift() || rows_count(from) < n || rows->seq_pos_max(to) >= 0) {
+            return false;
+        }
+        rows->seq_cp(from, to, 0, n);
+        return true;
+    }
+
     void write_folded(writer & io, llama_seq_id seq_id, uint32_t flags) const {
         if (window) {
             const auto & by_pos = window->v_cells[window->seq_to_stream[seq_id]].seq_pos_get(seq_id);

@@ -213,6 +213,18 @@ size_t llama_state_rows_append(llama_context * ctx, const llama_state_rows_block
     });
 }
 
+bool llama_state_rows_share(llama_context * ctx, llama_seq_id from, llama_seq_id to, llama_pos n) {
+    return guarded(__func__, [&] {
+        const llama_state_access mem(ctx);
+        if (!mem.rows || from == to || n <= 0) {
+            return (size_t) 0;
+        }
+        mem.check_seq(ctx, from);
+        mem.check_seq(ctx, to);
+        return (size_t) mem.share_rows(from, to, n);
+    }) != 0;
+}
+
 size_t llama_state_folded_estimate(const llama_context * ctx) {
     const llama_state_access mem(ctx);
     return mem.recr && !mem.window && !mem.rest ? mem.cell_bytes() + HEADERS_BYTES : 0;

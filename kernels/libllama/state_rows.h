@@ -105,6 +105,15 @@ LLAMA_API size_t llama_state_rows_append(
                                      size_t   n_blocks,
                                llama_seq_id   seq_id);
 
+// Gives the rows of positions [0, n) to another sequence as well, which must hold none: both have them in the same cells, and
+// nothing is copied. False, and nothing has changed: no rows part, sequences whose cells are apart (K/V that is not unified), rows
+// that are not all there.
+LLAMA_API bool llama_state_rows_share(
+        struct llama_context * ctx,
+                llama_seq_id   from,
+                llama_seq_id   to,
+                   llama_pos   n);
+
 // Keep, besides the window, the rows that have left it and are not overwritten yet, so that the cells of the sequence are
 // laid out as they were: with it, evaluation after a restore into an empty context is bit for bit that of a process that
 // never stopped. Without it the part is smaller and exact in content, and sums over the window may round differently.

@@ -289,6 +289,10 @@ status sequence_store::put_parts(llama_seq_id seq, kvtier::loading & state, size
         const status s = state.wait();
         return s.is_ok() ? status::miss("there is no anchor at " + std::to_string(state.n_tokens()) + " tokens") : s;
     }
+    return put_anchor(seq, anchor, n_tokens);
+}
+
+status sequence_store::put_anchor(llama_seq_id seq, const kvtier::blob & anchor, size_t n_tokens) const {
     const llama_pos length = static_cast<llama_pos>(n_tokens);
     const size_t    taken  = parts & LLAMA_STATE_PART_FOLDED
                                  ? llama_state_folded_set(ctx, anchor->data(), anchor->size(), seq, length)
@@ -298,6 +302,23 @@ status sequence_store::put_parts(llama_seq_id seq, kvtier::loading & state, size
         return status::miss("the context refuses the anchor at " + std::to_string(n_tokens) + " tokens");
     }
     return status::ok();
+}
+
+status sequence_store::share(llama_seq_id from, llama_seq_id to, size_t n_tokens, const anchor_copy & anchor) const {
+    llama_memory_t memory = llama_get_memory(ctx);
+    llama_memory_seq_rm(memory, to, -1, -1);
+    status s = status::ok();
+    if (folded() && (anchor.n_tokens != n_tokens || (anchor.arriving && !anchor.arriving->wait()))) {
+        s = status::miss("there is no anchor at " + std::to_string(n_tokens) + " tokens");
+    } else if ((parts & LLAMA_STATE_PART_ROWS) && !llama_state_rows_share(ctx, from, to, static_cast<llama_pos>(n_tokens))) {
+        s = status::miss("the other sequence does not hold the rows of " + std::to_string(n_tokens) + " tokens");
+    } else if (folded()) {
+        s = put_anchor(to, anchor.data, n_tokens);
+    }
+    if (!s.is_ok()) {
+        llama_memory_seq_rm(memory, to, -1, -1);
+    }
+    return s;
 }
 
 void sequence_store::used(const kvtier::match & m) {

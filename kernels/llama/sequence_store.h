@@ -110,6 +110,10 @@ public:
     // came before is of use: n_tokens is what the sequence holds.
     kvtier::status put(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
 
+    // Replaces what a sequence holds by the first n_tokens of another one, in the same cells: nothing is copied but folded state, which
+    // the anchor has. Anything but ok: the sequence is empty. Only for contexts whose K/V is unified, where rows are part of the state.
+    kvtier::status share(llama_seq_id from, llama_seq_id to, size_t n_tokens, const anchor_copy & anchor) const;
+
     // Counts a restore that succeeded: what it used becomes hot.
     void used(const kvtier::match & m);
 
@@ -134,6 +138,7 @@ private:
     kvtier::status     take_rows(llama_seq_id seq, kvtier::save_request & request) const;
     kvtier::status     put_parts(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
     kvtier::status     put_rows(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
+    kvtier::status     put_anchor(llama_seq_id seq, const kvtier::blob & anchor, size_t n_tokens) const;
 
     using memory_at_hand = std::unique_ptr<kvtier::buffer_stock>;
 

@@ -21,6 +21,7 @@ const char * cache_match_name(cache_match m) {
         case cache_match::slot:         return "slot";
         case cache_match::conversation: return "conversation";
         case cache_match::prefix:       return "prefix";
+        case cache_match::shared:       return "shared";
     }
     return "unknown";
 }
@@ -50,9 +51,12 @@ void cache_report::add_to(common_json & timings, uint64_t n_cached, uint64_t n_e
     }
     const cache_source from = source_of(n_cached);
     timings["cache_source"] = cache_source_name(from);
-    timings["cache_match"]  = cache_match_name(from == cache_source::none ? cache_match::none
-                                             : from == cache_source::slot ? cache_match::slot : match);
+    const bool in_own_slot = from == cache_source::slot && match != cache_match::shared;
+    timings["cache_match"]  = cache_match_name(from == cache_source::none ? cache_match::none : in_own_slot ? cache_match::slot : match);
     timings["restore_ms"]   = restore_ms;
+    if (waited_ms > 0) {
+        timings["shared_wait_ms"] = waited_ms;
+    }
     if (stable != 0) {
         timings["stable_prompt"] = stable_names(stable);
     }

@@ -11,7 +11,13 @@ class cache_ticket; // state that travels with a request: cache/cache_ticket.h
 class state_cache;  // state_cache.h
 
 enum class cache_source : uint8_t { none, slot, hot, warm, cold };
-enum class cache_match  : uint8_t { none, slot, conversation, prefix };
+enum class cache_match  : uint8_t {
+    none,
+    slot,
+    conversation,
+    prefix,
+    shared, // evaluated for another request, which has it still
+};
 
 // Why tokens of a prompt had to be evaluated.
 enum class cache_miss : uint8_t {
@@ -41,6 +47,7 @@ struct cache_report {
     cache_miss   miss   = cache_miss::none;
     uint32_t     at     = 0;     // where the prompts part
     float        restore_ms = 0; // reading, verifying and copying into the context
+    float        waited_ms  = 0; // for another request that evaluated the beginning
     uint8_t      stable = 0;     // what of the prompt was made stable: bits of stable_prompts.h
 
     // Tokens that nobody restored were in the slot.
@@ -48,9 +55,11 @@ struct cache_report {
         return n_cached == 0 ? cache_source::none : source == cache_source::none ? cache_source::slot : source;
     }
 
-    // Whether a window has lost nothing of its sequence yet. Upstream takes a prompt that is shorter than the window for one
-    // that lacks what it needs, and evaluates it again.
-    bool is_whole(int32_t pos_min) const { return shown && pos_min == 0; }
+    int32_t      window_from = -1; // where the window of what was restored begins
+
+    // Whether the window has what the next token looks at: it has lost nothing of its sequence yet, or is as it was restored. Upstream
+    // wants one row more than that, takes a prompt without it for one that lacks what it needs, and evaluates it again.
+    bool is_whole(int32_t pos_min) const { return shown && (pos_min == 0 || pos_min == window_from); }
 
     // Adds its fields to upstream's timings. n_cached, n_evaluated: tokens of the prompt.
     void add_to(common_json & timings, uint64_t n_cached, uint64_t n_evaluated) const;

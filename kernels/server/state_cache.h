@@ -5,6 +5,7 @@
 //   choose    inference      picks a slot
 //   prepare   inference      looks again; false: files are still being read, try again when told
 //   restore   inference      puts what was read into the slot, before upstream looks at what the slot holds
+//   is_cut    inference      says where a batch ends, because others wait for it
 //   anchor    inference      copies the state that only holds at this length
 //   evaluated inference      hands the prompt's pages to the writer
 //   ending    inference      the answer's last part is about to be sent: a flush waits for what follows
@@ -107,6 +108,9 @@ public:
     // make_room: frees cells of idle slots; false when there are none.
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room) const;
+
+    // Whether a batch of the slot's prompt ends at this length, because others wait for it.
+    bool is_cut(int id_slot, int64_t n_tokens) const;
 
     // True: the store has the state of this length, and upstream need not copy it as well.
     bool anchor(const slot_view & slot, int64_t n_tokens) const;

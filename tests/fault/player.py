@@ -272,12 +272,14 @@ class Player:
         for name in removed:
             self._call("DELETE", f"/cache/conversations/{name}{query}")
         left = [c["hash"] for c in self._call("GET", f"/cache/conversations{query}").json()["conversations"]]
-        if set(left) != set(listed) - set(removed):
+        # On a busy machine, a client that hung up within milliseconds may be served only now, after the removal.
+        late = set(left) - set(listed)
+        if set(left) - late != set(listed) - set(removed):
             raise Fault("broken", f"{operation}: {removed} of {listed} were removed, {left} are left")
         self.tally.removals += len(removed)
         # What found no room was never stored, and so never listed, but a slot may still hold it. What was cut off has
         # pages and anchors, and no end of a turn under which it would be listed.
-        if operation.place is None and self.setup.roomy and (self.strict or not self.cut_off):
+        if operation.place is None and not late and self.setup.roomy and (self.strict or not self.cut_off):
             self.known[operation.user].clear()
         return f"{len(removed)} of {len(listed)}"
 

@@ -91,6 +91,25 @@ def test_answer_in_the_making_is_kept(serve: Serve, kv: Path) -> None:
     assert again.reused >= len(prompt) - 4 and again.source == "cold"
 
 
+@pytest.mark.parametrize("kind", ["hybrid-moe", "hybrid-mamba"])
+def test_signal_while_a_batch_is_evaluated_ends_the_process(serve: Serve, kv: Path, kind: str) -> None:
+    """The signal's handler may run on the thread that evaluates, which holds the queue's lock then."""
+    for attempt in range(3):
+        server = serve(
+            toy(kind), "--parallel", "1", "--ctx-size", "2048", "-b", "16", "-ub", "16", "--kv-unified", cache=kv
+        )
+        server.complete(server.tokens(TEXT)[attempt : attempt + 300], n_predict=24, ignore_eos=True)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        body = {"prompt": server.tokens(TEXT)[400:421], "n_predict": 24, "stream": True, "ignore_eos": True}
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        parts = 0
+        while parts < 4:
+            parts += answer.readline().startswith(b"data:")
+        connection.close()
+        ends_soon(server)
+
+
 def test_client_that_does_not_read_keeps_nobody(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "32768", cache=kv)
     body = json.dumps({"prompt": "Hello", "n_predict": 30000, "ignore_eos": True, "stream": True, "n_probs": 50})

@@ -19,19 +19,20 @@ using kvtier::status;
 // opening and closing
 //
 
-cache_core::cache_core(const common_params & params, llama_context * target, llama_context * draft,
+cache_core::cache_core(const common_params & params, llama_context * target, llama_context * draft, server_queue & queue,
                        std::atomic<bool> & stopping) :
     target_ctx(target), draft_ctx(draft), server_stops(stopping),
     n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
     checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)),
-    min_similarity(params.slot_prompt_similarity), board(static_cast<size_t>(params.n_parallel)), turns(static_cast<size_t>(params.n_parallel)) {}
+    min_similarity(params.slot_prompt_similarity),
+    cells_shareable(params.kv_unified && !params.ctx_shift && draft == nullptr), queue(queue), board(static_cast<size_t>(params.n_parallel)), turns(static_cast<size_t>(params.n_parallel)) {}
 
 status cache_core::open(const common_params & params, llama_context * target, llama_context * draft,
                         server_queue & queue, std::atomic<bool> & stopping, std::shared_ptr<cache_core> & out) {
     if (llama_get_memory(target) == nullptr) {
         return status::incompatible("this model keeps no state");
     }
-    std::shared_ptr<cache_core> made(new cache_core(params, target, draft, stopping));
+    std::shared_ptr<cache_core> made(new cache_core(params, target, draft, queue, stopping));
     if (status s = made->scopes.open(params.lora_adapters); !s.is_ok()) {
         return s;
     }
@@ -39,6 +40,8 @@ status cache_core::open(const common_params & params, llama_context * target, ll
         return s;
     }
     made->give_up_batches_when_stopping();
+    made->prefixes = std::make_unique<shared_prefixes>(made->turns.size(), made->stores.target->store().options().page_size,
+                                                       made->stores.target->folded());
     made->reader = std::make_unique<prompt_reader>(made->stores, made->measured, queue);
     made->admin_ = std::make_unique<cache_admin>(made->stores, made->board, *made->reader, queue, made->measured,
                                                  made->times, params.cache_ssd.metadata_users);
@@ -152,8 +155,43 @@ bool cache_core::prepare(const slot_view & slot, server_task & task) {
     if (!ticket.is_looked_up() || ticket.removed || task.n_tokens() >= slot.n_ctx) {
         return true;
     }
-    const bool is_own = board.scope(slot.id) == ticket.scope && !board.is_removed(slot.id);
-    return reader->prepare(task.cache, is_own ? offer_of(slot).reusable(ticket.tokens) : 0);
+    const bool   is_own    = board.scope(slot.id) == ticket.scope && !board.is_removed(slot.id);
+    const size_t n_in_slot = is_own ? offer_of(slot).reusable(ticket.tokens) : 0;
+    if (waits_for_prefix(slot, task.cache, n_in_slot)) {
+        return false;
+    }
+    return ticket.shared.n_tokens > 0 || reader->prepare(task.cache, n_in_slot);
+}
+
+// Whether another slot will have more of the prompt sooner than the request itself could. What one has already is noted in the ticket,
+// if it is no less than is stored: sharing it costs nothing.
+bool cache_core::waits_for_prefix(const slot_view & slot, const std::shared_ptr<cache_ticket> & ticket, size_t n_in_slot) {
+    ticket->shared = {};
+    if (ticket->tokens.size() < 2) {
+        return false;
+    }
+    const auto usable = [&](int id) { return turns[static_cast<size_t>(id)].exact && !board.is_removed(id); };
+    shared_prefix there = cells_shareable ? prefixes->there(*ticket, slot.id, usable) : shared_prefix();
+    size_t n_have = std::max({ n_in_slot, there.n_tokens, ticket->target.match.n_tokens });
+    shared_prefix coming = prefixes->coming(*ticket, n_have, slot.id, usable);
+    if (coming.n_tokens > 0) {
+        // By now more may be stored than when it arrived.
+        const size_t limit = ticket->tokens.size() - 1;
+        n_have = std::max({ n_have, stores.target->find(ticket->scope, ticket->tokens, limit).n_tokens,
+                            stores.target->coming(ticket->scope, ticket->tokens, limit).n_tokens });
+        coming = prefixes->coming(*ticket, n_have, slot.id, usable);
+    }
+    if (coming.n_tokens > 0) {
+        prefixes->wait(ticket, coming);
+        if (!ticket->waiting_for_shared) {
+            ticket->waiting_for_shared.emplace();
+        }
+        return true;
+    }
+    if (there.n_tokens > n_in_slot && there.n_tokens >= ticket->target.match.n_tokens) {
+        ticket->shared = std::move(there);
+    }
+    return false;
 }
 
 //
@@ -228,7 +266,20 @@ void cache_core::put_draft(const slot_view & slot, cache_ticket & ticket, size_t
     }
 }
 
+// Gives how many tokens the slot holds now.
+size_t cache_core::share(const slot_view & slot, const cache_ticket & ticket) {
+    const shared_prefix & from = ticket.shared;
+    if (const status s = stores.target->share(from.slot, slot.id, from.n_tokens, from.anchor); !s.is_ok()) {
+        LOG_WRN("cache: slot %d: %s\n", slot.id, s.message().c_str());
+        return 0;
+    }
+    turns[static_cast<size_t>(from.slot)].shares_cells = true;
+    turn_of(slot).shares_cells = true;
+    return from.n_tokens;
+}
+
 void cache_core::replaced(const slot_view & slot) {
+    prefixes->forget(slot.id);
     turn_of(slot).exact = false;
     board.offer_unnamed(slot.id, offer_of(slot));
 }
@@ -239,6 +290,7 @@ cache_report cache_core::restore_unnamed(const slot_view & slot, server_prompt &
         prompt.clear();
     }
     prompt.checkpoints.clear(); // They are of what the slot holds, which is about to change.
+    prefixes->forget(slot.id);
     turn_of(slot).exact = false;
     board.disown(slot.id);
     if (task.cache) {
@@ -271,10 +323,13 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     if (ticket.removed) {
         ticket.target.clear();
         ticket.draft.clear();
+        ticket.shared = {};
     }
-    if (was_removed || before != scope) {
+    const bool moves_cells = t.shares_cells && task.params.n_cache_reuse > 0; // also those of others
+    if (was_removed || before != scope || moves_cells) {
         prompt.clear(); // It was removed on request, is another user's, or was evaluated with other adapters.
     }
+    t.shares_cells = t.shares_cells && !prompt.tokens.empty();
 
     if (!checkpoints_exact) {
         prompt.checkpoints.clear(); // Upstream's are not; anchors are.
@@ -285,22 +340,33 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
 
     const slot_offer offer     = offer_of(slot);
     const size_t     n_in_slot = ticket.is_looked_up() ? offer.reusable(ticket.tokens) : 0;
-    const bool wanted = scope_known && scope == ticket.scope && ticket.target.n_tokens() > n_in_slot &&
-                        task.n_tokens() < slot.n_ctx;
+    const size_t n_stored = ticket.target.n_tokens();
+    const size_t n_shared = task.params.n_cache_reuse > 0 ? 0 : ticket.shared.n_tokens;
+    const bool   wanted   = scope_known && scope == ticket.scope && std::max(n_stored, n_shared) > n_in_slot &&
+                            task.n_tokens() < slot.n_ctx;
     size_t n_restored = 0;
+    bool   shared     = false;
     double put_ms     = 0;
     if (wanted) {
         const stopwatch watch;
         prompt.clear();
-        n_restored = put(slot, ticket, make_room);
+        n_restored = n_shared >= n_stored ? share(slot, ticket) : 0;
+        shared     = n_restored > 0;
+        if (!shared && n_stored > 0) {
+            n_restored = put(slot, ticket, make_room);
+        }
         prompt.tokens.insert({ ticket.tokens.begin(), ticket.tokens.begin() + static_cast<std::ptrdiff_t>(n_restored) });
         put_ms = watch.ms();
     }
     const size_t n_kept = wanted ? 0 : n_in_slot;
 
-    t.report            = report_of(ticket, offer, n_kept, n_restored, stores);
-    t.report.restore_ms = n_restored > 0 ? static_cast<float>(ticket.read_ms + put_ms) : 0;
+    t.report            = shared ? shared_report(ticket) : report_of(ticket, offer, n_kept, n_restored, stores);
+    t.report.restore_ms = n_restored > 0 ? static_cast<float>((shared ? 0 : ticket.read_ms) + put_ms) : 0;
+    t.report.waited_ms  = ticket.waiting_for_shared ? static_cast<float>(ticket.waiting_for_shared->ms()) : 0;
     t.report.stable     = ticket.stable;
+    if (n_restored > 0) {
+        t.report.window_from = llama_memory_seq_pos_min(llama_get_memory(target_ctx), slot.id);
+    }
     note_messages(task, t);
     t.parted = parting_of(target_ctx, ticket, t.report, t.n_static);
     log_request(slot.id, ticket.tokens.size(), std::max(n_restored, n_kept), t.report, t.parted);
@@ -318,6 +384,11 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     t.n_restored = n_restored;
     t.n_saved    = n_restored;
     t.n_refused  = 0;
+    if (t.store && t.exact) {
+        prefixes->begin(slot.id, scope, std::move(ticket.tokens), std::max(n_restored, n_kept));
+    } else {
+        prefixes->forget(slot.id);
+    }
     ticket.clear();
     return t.report;
 }

@@ -11,6 +11,7 @@
 #include "server/cache/cache_stores.h"
 #include "server/cache/cache_ticket.h"
 #include "server/cache/prompt_reader.h"
+#include "server/cache/shared_prefixes.h"
 #include "server/cache/slot_board.h"
 #include "server/cache/speeds.h"
 #include "server/cache/waited.h"
@@ -41,6 +42,7 @@ public:
     void         deferred() { reader->deferred(); }
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room);
+    bool         is_cut(int id_slot, size_t n_tokens) const { return prefixes->is_cut(id_slot, n_tokens); }
     bool         anchor(const slot_view & slot, uint32_t n_tokens);
     void         evaluated(const slot_view & slot);
     void         ending(const slot_view & slot);
@@ -61,6 +63,7 @@ private:
         size_t                     n_saved    = 0; // tokens handed over
         size_t                     n_refused  = 0; // tokens that the writer had no room for, last time
         bool                       prompt_saved = false;
+        bool                       shares_cells = false; // perhaps, with another slot
         std::vector<anchor_copy>   anchors;        // taken, not handed over
         uint32_t                   n_static  = 0;
         uint32_t                   last_user = 0;  // where the user's last message begins
@@ -69,14 +72,20 @@ private:
         parting                    parted;
     };
 
-    cache_core(const common_params & params, llama_context * target, llama_context * draft, std::atomic<bool> & stopping);
+    cache_core(const common_params & params, llama_context * target, llama_context * draft, server_queue & queue,
+               std::atomic<bool> & stopping);
 
     std::shared_ptr<cache_ticket> make_ticket(const server_task & task, const std::string & user);
     void give_up_batches_when_stopping();
     turn & turn_of(const slot_view & slot) { return turns[static_cast<size_t>(slot.id)]; }
 
+    // lookup
+    bool waits_for_prefix(const slot_view & slot, const std::shared_ptr<cache_ticket> & ticket, size_t n_in_slot);
+    void serve_waiting(const slot_view & slot, turn & t);
+
     // restore
     slot_offer   offer_of(const slot_view & slot) const;
+    size_t       share(const slot_view & slot, const cache_ticket & ticket);
     static void  note_messages(const server_task & task, turn & t);
     cache_report restore_unnamed(const slot_view & slot, server_prompt & prompt, const server_task & task);
     size_t       put(const slot_view & slot, cache_ticket & ticket, const std::function<bool()> & make_room);
@@ -94,6 +103,8 @@ private:
     const int32_t         n_swa;
     const bool            checkpoints_exact;  // upstream's; see llama_state_has_window
     const float           min_similarity;     // of a slot's tokens to a prompt, for it to be worth choosing
+    const bool            cells_shareable;    // between slots: they lie in one cache, and nobody moves them
+    server_queue &        queue;
     size_t                n_chunk_tokens = 0; // 0 while it is not known
 
     adapter_scopes                 scopes;
@@ -101,6 +112,7 @@ private:
     mutable waited                 times;
     cache_stores                   stores;
     slot_board                     board;
+    std::unique_ptr<shared_prefixes> prefixes; // there once the stores are open
     std::unique_ptr<prompt_reader> reader; // uses the stores; there once they are open
     std::unique_ptr<cache_admin>   admin_;
     std::vector<turn>              turns;  // by slot

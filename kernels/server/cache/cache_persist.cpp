@@ -90,6 +90,7 @@ void cache_core::evaluated(const slot_view & slot) {
     if (t.prompt_saved || !t.store || slot.task == nullptr) {
         return; // This is asked after every batch.
     }
+    serve_waiting(slot, t);
     const waited::timer timed(times, wait_cause::persist);
     // A long prompt is handed over in parts, so that it never overfills the queue and a crash costs little of it.
     const bool   whole = slot.stats.n_gen > 0;
@@ -107,6 +108,27 @@ void cache_core::evaluated(const slot_view & slot) {
         save(slot, t, slot.prompt.tokens.size(), false, false);
     }
     board.end_hand_over(slot.id);
+}
+
+// Others may go on from what the slot has by now. It is handed over as well: they need not save it again.
+void cache_core::serve_waiting(const slot_view & slot, turn & t) {
+    prefixes->advance(slot.id, slot.prompt.tokens.size());
+    if (!prefixes->is_reached(slot.id)) {
+        return;
+    }
+    const waited::timer timed(times, wait_cause::persist);
+    note_use(slot, t);
+    board.begin_hand_over(slot.id);
+    if (t.exact && !board.is_removed(slot.id)) {
+        anchor_copy copy;
+        if (stores.target->take_anchor(slot.id, static_cast<uint32_t>(slot.prompt.tokens.size()), copy).is_ok()) {
+            t.anchors.push_back(copy);
+            prefixes->add_anchor(slot.id, std::move(copy));
+        }
+        save(slot, t, slot.prompt.tokens.size(), false, false);
+    }
+    board.end_hand_over(slot.id);
+    queue.offer_deferred();
 }
 
 void cache_core::ending(const slot_view & slot) {
@@ -149,6 +171,9 @@ void cache_core::released(const slot_view & slot) {
     t.anchors.clear();
     t.tokens = tokens_of(slot.prompt.tokens);
     board.offer(slot.id, offer_of(slot)); // It ends the handing over.
+    if (t.exact && !removed ? prefixes->rest(slot.id, t.tokens) : prefixes->forget(slot.id)) {
+        queue.offer_deferred(); // The next of them evaluates it.
+    }
 }
 
 void cache_core::count(const slot_view & slot, const turn & t, bool removed) {

@@ -12,6 +12,7 @@
 // A cancelled task drops its ticket wherever it is; the reader keeps the one it reads for.
 #pragma once
 
+#include "server/cache/stopwatch.h"
 #include "server/cache_report.h"
 
 #include "kvtier/loading.h"
@@ -22,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -79,6 +81,13 @@ private:
     uint64_t n = 0;
 };
 
+// The beginning of a prompt that another slot has, or will have.
+struct shared_prefix {
+    int         slot     = -1;
+    size_t      n_tokens = 0; // 0: there is none
+    anchor_copy anchor;       // the folded state at that length, where it is there and has one
+};
+
 class cache_ticket {
 public:
     explicit cache_ticket(const std::string & user) { scope.user = user; }
@@ -89,6 +98,7 @@ public:
         held = {};
         target.clear();
         draft.clear();
+        shared = {};
         core.reset();
     }
 
@@ -107,6 +117,8 @@ public:
     size_t                      n_in_slot = 0;           // tokens that the slot it is put off for can give
     held_bytes                  held;
     uint8_t                     stable = 0;              // what of its prompt was made stable
+    shared_prefix               shared;                  // what it goes on from instead, if that is more
+    std::optional<stopwatch>    waiting_for_shared;      // since it was first put off for that
     std::atomic<bool>           reading{ false };
     std::atomic<bool>           removed{ false };        // its conversation or user was, while it waited
 };

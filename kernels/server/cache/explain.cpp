@@ -49,6 +49,16 @@ cache_report report_of(const cache_ticket & ticket, const slot_offer & offer, si
     return report;
 }
 
+cache_report shared_report(const cache_ticket & ticket) {
+    cache_report report;
+    report.shown  = true;
+    report.source = cache_source::slot;
+    report.match  = cache_match::shared;
+    report.at     = static_cast<uint32_t>(ticket.shared.n_tokens);
+    report.miss   = ticket.shared.n_tokens + 1 < ticket.tokens.size() ? cache_miss::new_tokens : cache_miss::none;
+    return report;
+}
+
 // So many bytes of text are told on each side of where prompts part.
 static constexpr size_t n_told = 64;
 

@@ -15,6 +15,9 @@ namespace llama_run {
 cache_report report_of(const cache_ticket & ticket, const slot_offer & offer, size_t n_in_slot, size_t n_restored,
                        const cache_stores & stores);
 
+// The same for one that goes on from what another slot has.
+cache_report shared_report(const cache_ticket & ticket);
+
 // Where the prompt left what is known, and what would help. n_static: tokens before the user's first message.
 parting parting_of(const llama_context * ctx, const cache_ticket & ticket, const cache_report & report, uint32_t n_static);
 

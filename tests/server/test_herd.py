@@ -1,0 +1,130 @@
+"""Several clients begin alike at once: the beginning is evaluated for one of them, and the others go on from it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from backend import PATIENCE
+from cache_server import Answer, CacheServer, Serve, toy
+from helpers import wait_until
+
+import toys
+from toys.corpus import TEXT
+
+pytestmark = pytest.mark.server
+
+# Small batches: the first prompt is evaluated for long enough to be met half-way.
+FLAGS = ("--parallel", "4", "--ctx-size", "16384", "-b", "128", "-ub", "128")
+FLAGS += ("-ctk", "f32", "-ctv", "f32", "-fa", "off")
+PAGES = ("--cache-ssd-page-size", "32")
+N_SHARED = 1500
+
+
+def prompts(server: CacheServer, n: int = 3) -> list[list[int]]:
+    """They part behind N_SHARED tokens; the first tokens of what follows tell them apart."""
+    words = server.tokens(TEXT)
+    shared = (words * (N_SHARED // len(words) + 1))[:N_SHARED]
+    return [[*shared, words[7] + 1 + i, *words[10 * i : 10 * i + 30]] for i in range(n)]
+
+
+def is_evaluating(server: CacheServer) -> bool:
+    return any(slot["is_processing"] for slot in server.get("/slots"))
+
+
+def ask_at_once(server: CacheServer, first: list[int], others: list[list[int]], **options: object) -> list[Answer]:
+    """The others come while the first one's prompt is being evaluated."""
+    with ThreadPoolExecutor(len(others) + 1) as clients:
+        leader: Future[Answer] = clients.submit(server.complete, first)
+        wait_until(lambda: is_evaluating(server), 20 * PATIENCE, "the first prompt is evaluated")
+        answers = [clients.submit(server.complete, prompt, **options) for prompt in others]
+        return [leader.result(), *(answer.result() for answer in answers)]
+
+
+def evaluated(answers: list[Answer]) -> int:
+    return sum(int(answer.timings["prompt_n"]) for answer in answers)
+
+
+@pytest.mark.parametrize("unified", [True, False], ids=["unified", "apart"])
+@pytest.mark.parametrize("kind", toys.MODELS)
+def test_beginning_is_evaluated_once(serve: Serve, kv: Path, kind: str, unified: bool) -> None:
+    layout = "--kv-unified" if unified else "--no-kv-unified"
+    server = serve(toy(kind), *FLAGS, *PAGES, layout, cache=kv)
+    asked = prompts(server)
+    answers = ask_at_once(server, asked[0], asked[1:])
+    n_new = N_SHARED + sum(len(prompt) - N_SHARED for prompt in asked)
+    assert evaluated(answers) <= 1.1 * n_new, [answer.timings for answer in answers]
+    if unified:
+        assert any(answer.timings["cache_match"] == "shared" for answer in answers[1:])
+    lone = serve(toy(kind), *FLAGS, layout)
+    for prompt, answer in zip(asked[1:], answers[1:], strict=True):
+        assert answer.apart(lone.complete(prompt)) < 0.01
+
+
+def test_users_do_not_share(serve: Serve, kv: Path) -> None:
+    server = serve(toy("hybrid-moe"), *FLAGS, *PAGES, "--kv-unified", cache=kv)
+    asked = prompts(server, 2)
+    _, other = ask_at_once(server, asked[0], asked[1:], llama_user_id="somebody")
+    assert other.reused == 0
+
+
+def hang_up(server: CacheServer, prompt: list[int], user: str = "") -> Callable[[], None]:
+    """Asks, and gives what ends the connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    body = json.dumps({"prompt": prompt, "n_predict": 64, "stream": True, "llama_user_id": user})
+    connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
+    return connection.close
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid-moe", "swa-gemma3"])
+@pytest.mark.parametrize("end", ["dropped", "deleted"])
+def test_others_are_answered_when_the_first_ends_early(serve: Serve, kv: Path, kind: str, end: str) -> None:
+    server = serve(toy(kind), *FLAGS, *PAGES, "--kv-unified", cache=kv)
+    asked = prompts(server)
+    drop = hang_up(server, asked[0], "somebody")
+    wait_until(lambda: is_evaluating(server), 20 * PATIENCE, "the first prompt is evaluated")
+    with ThreadPoolExecutor(3) as clients:
+        answers = [clients.submit(server.complete, prompt, llama_user_id="somebody") for prompt in asked[1:]]
+        if end == "dropped":
+            drop()
+        else:  # what is theirs as well: they are answered all the same
+            assert server.request("DELETE", "/cache/users/somebody").status_code == 200
+        told = [answer.result() for answer in answers]
+    drop()
+    lone = serve(toy(kind), *FLAGS, "--kv-unified")
+    for prompt, answer in zip(asked[1:], told, strict=True):
+        assert answer.apart(lone.complete(prompt, cache_prompt=False)) < 0.01
+
+
+def test_killed_in_the_middle_of_a_herd(serve: Serve, kv: Path) -> None:
+    server = serve(toy("hybrid-mamba"), *FLAGS, *PAGES, "--kv-unified", cache=kv)
+    asked = prompts(server)
+    drops = [hang_up(server, prompt) for prompt in asked]
+    wait_until(lambda: is_evaluating(server), 20 * PATIENCE, "a prompt is evaluated")
+    server.kill()
+    for drop in drops:
+        drop()
+    server = serve(toy("hybrid-mamba"), *FLAGS, *PAGES, "--kv-unified", cache=kv)
+    lone = serve(toy("hybrid-mamba"), *FLAGS, "--kv-unified")
+    answers = ask_at_once(server, asked[0], asked[1:])
+    for prompt, answer in zip(asked, answers, strict=True):
+        assert answer.apart(lone.complete(prompt, cache_prompt=False)) < 0.01
+
+
+def test_cells_that_are_shared_are_not_moved(serve: Serve, kv: Path) -> None:
+    """A request that moves what its slot holds (n_cache_reuse) must leave alone what another slot uses as well."""
+    server = serve(toy("dense"), *FLAGS, *PAGES, "--kv-unified", cache=kv)
+    asked = prompts(server, 2)
+    first, second = ask_at_once(server, asked[0], asked[1:])
+    assert second.timings["cache_match"] == "shared"
+    moved = asked[1][300:900] + asked[1][40:200]
+    server.complete(moved, n_cache_reuse=64, id_slot=int(server.get("/slots")[1]["id"]))
+    server.complete(moved, n_cache_reuse=64, id_slot=int(server.get("/slots")[0]["id"]))
+    lone = serve(toy("dense"), *FLAGS, "--kv-unified")
+    for prompt in asked:
+        assert server.complete(prompt).apart(lone.complete(prompt, cache_prompt=False)) < 0.01
+    assert first.text
