@@ -223,11 +223,13 @@ def llm(at: Endpoint, user: User) -> Setup:
         "can_stream": True,
         "supports_tools": True,
     }
+    folder = user.folder("LLM_USER_PATH", user.config / "io.datasette.llm")
+    keys: tuple[ConfigFile, ...] = ()
     if at.key:
         model["api_key_name"] = NAME
-    path = user.folder("LLM_USER_PATH", user.config / "io.datasette.llm") / "extra-openai-models.yaml"
-    notes = (f"llm -m {NAME} 'Hello!'", *((f"once: llm keys set {NAME}",) if at.key else ()))
-    return Setup("llm", (ConfigFile(path, Format.YAML, [model], same="model_id"),), notes=notes)
+        keys = (ConfigFile(folder / "keys.json", Format.JSON, {NAME: at.key}, secret=True),)
+    models = ConfigFile(folder / "extra-openai-models.yaml", Format.YAML, [model], same="model_id")
+    return Setup("llm", (models, *keys), notes=(f"llm -m {NAME} 'Hello!'",))
 
 
 def open_webui(at: Endpoint, user: User) -> Setup:

@@ -129,10 +129,10 @@ def _merge(known: Any, wanted: Any, same: str) -> Any:
     if isinstance(wanted, list) and all(isinstance(entry, dict) for entry in wanted):
         if not isinstance(known, MutableSequence):
             raise UnmergeableError(f"has {type(known).__name__} where a list belongs")
-        for entry in wanted:
+        for entry in reversed(wanted):
             place = next((n for n, old in enumerate(known) if _field(old, same) == entry[same]), None)
             if place is None:
-                known.append(entry)
+                known.insert(0, entry)  # Continue takes the first model of its file.
             else:
                 known[place] = _merge(known[place], entry, same)
         return known

@@ -19,7 +19,8 @@ class Format(Enum):
 class ConfigFile:
     """Settings to be merged into a file of the agent's.
 
-    In lists of tables, an entry replaces the one whose field `same` is equal, such as the model's name.
+    In lists of tables, an entry replaces the one whose field `same` is equal, such as the model's name. A new
+    one comes first.
     """
 
     path: Path

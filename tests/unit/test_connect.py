@@ -148,7 +148,8 @@ def test_every_agent_learns_address_model_and_context(agent: str, tmp_path: Path
 def test_every_agent_gets_the_key_or_the_name_of_its_variable(agent: str, tmp_path: Path) -> None:
     setup = AGENTS[agent](Endpoint(AT.url, AT.model, AT.context, "s3cret"), User(tmp_path, {}))
     told = "".join(map(render, setup.files)) + json.dumps(dict(setup.environment)) + " ".join(setup.notes)
-    assert "s3cret" in told or "llm keys set" in told
+    assert "s3cret" in told
+    assert all(file.secret for file in setup.files if "s3cret" in render(file)), "others cannot read them"
     if agent == "codex":
         assert 'env_key = "LLAMA_API_KEY"' in render(setup.files[0]), "keys stay out of Codex's file"
 
@@ -188,7 +189,7 @@ def test_merging_keeps_everything_else(kind: Format) -> None:
     merged = merge(KEPT[kind], ConfigFile(Path("any"), kind, content))
     assert parse(merged, kind) == {
         "theme": "dark",
-        "list": [{"name": "b", "x": 1}, {"name": "a", "y": 2, "z": 3}, {"name": "c"}],
+        "list": [{"name": "c"}, {"name": "b", "x": 1}, {"name": "a", "y": 2, "z": 3}],
         "model": "m",
         "deep": {"er": {"x": 1}},
     }
