@@ -84,7 +84,11 @@ match catalog::lookup(const lookup_request & request) const {
     if (request.folded) {
         out.at = last->anchored;
         out.held.add(out.at);
-        weigh(object_kind::anchor, out.at->k, out.at->payload_size);
+        if (out.at->is_written()) {
+            weigh(object_kind::anchor, out.at->k, out.at->payload_size);
+        } else {
+            out.bytes_ram += out.at->payload_size;
+        }
     }
     out.source = coldest == tier::hot  ? match_source::hot
                : coldest == tier::warm ? match_source::warm : match_source::cold;

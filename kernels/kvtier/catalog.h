@@ -62,6 +62,11 @@ public:
     status   misses_anchor(const save_request & request, const save_anchor & a, bool & out);
     void     learn(const std::vector<std::shared_ptr<anchor>> & written, const save_request & request);
 
+    // Anchors of a request that are not written yet: from now on they are found, and read from memory. Forgetting leaves alone those that
+    // have been written since.
+    void learn_unwritten(const save_request & request, int64_t now_ms);
+    void forget_unwritten(const save_request & request);
+
     // Fills in what the checkpoint names, and its number and turn; is_new: the conversation has no folder yet.
     status begin_checkpoint(const key & end, checkpoint_record & out, bool & is_new);
 

@@ -127,7 +127,7 @@ public:
     void limit_anchors(const conversation & c) {
         std::vector<std::shared_ptr<anchor>> along;
         for (const run * r = c.checkpoints.rbegin()->second->end; r != nullptr; r = r->parent) {
-            if (r->anchored != nullptr && r->owner->users.size() <= 1) {
+            if (r->anchored != nullptr && r->anchored->is_written() && r->owner->users.size() <= 1) {
                 along.push_back(r->anchored);
             }
         }
@@ -192,7 +192,7 @@ static eviction least_worth(const object_graph & all, int64_t now_ms, uint64_t s
         }
     }
     for (const auto & [id, a] : all.anchors) {
-        if (a->pins != 0 || (a->at != nullptr && a->at->owner->pins != 0)) {
+        if (!a->is_written() || a->pins != 0 || (a->at != nullptr && a->at->owner->pins != 0)) {
             continue;
         }
         if (const double worth = a->at == nullptr ? -1 : keep_score(facts_of(*a, a->at->owner)); worth < next.worth) {

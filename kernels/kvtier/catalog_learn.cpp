@@ -79,8 +79,44 @@ status catalog::misses_anchor(const save_request & request, const save_anchor & 
     }
     // One whose run was damaged and has been stored again is as good as before.
     const auto known = graph.anchors.find({ user_key(request.root.user), a.k });
-    out = at->anchored == nullptr && (known == graph.anchors.end() || !graph.link(known->second));
+    out = (at->anchored == nullptr || !at->anchored->is_written()) &&
+          (known == graph.anchors.end() || !known->second->is_written() || !graph.link(known->second));
     return status::ok();
+}
+
+static std::shared_ptr<anchor> make_unwritten(const save_request & request, const save_anchor & from, int64_t now_ms) {
+    auto a = std::make_shared<anchor>();
+    a->k               = from.k;
+    a->name_space      = user_key(request.root.user);
+    a->root            = root_key(request.root);
+    a->n_tokens        = from.n_tokens;
+    a->payload_size    = from.data->size();
+    a->tokens_checksum = tokens_checksum(request.tokens.data(), from.n_tokens);
+    a->last_used_ms    = now_ms;
+    a->unwritten       = from.data;
+    return a;
+}
+
+void catalog::learn_unwritten(const save_request & request, int64_t now_ms) {
+    exclusive_lock guard(mu);
+    for (const save_anchor & from : request.anchors) {
+        const run * at = graph.index.find(from.k);
+        if (at != nullptr && at->p1 == from.n_tokens && at->anchored == nullptr && from.data != nullptr &&
+            graph.anchors.count({ user_key(request.root.user), from.k }) == 0) {
+            graph.add(make_unwritten(request, from, now_ms));
+        }
+    }
+}
+
+void catalog::forget_unwritten(const save_request & request) {
+    exclusive_lock guard(mu);
+    doomed_files   none;
+    for (const save_anchor & from : request.anchors) {
+        const auto known = graph.anchors.find({ user_key(request.root.user), from.k });
+        if (known != graph.anchors.end() && !known->second->is_written()) {
+            graph.forget_anchor(known->second, none);
+        }
+    }
 }
 
 void catalog::learn(const std::vector<std::shared_ptr<anchor>> & written, const save_request & request) {
@@ -110,7 +146,7 @@ status catalog::begin_checkpoint(const key & end, checkpoint_record & out, bool 
     }
     for (const run * r = last; r != nullptr; r = r->parent) {
         out.runs.push_back({ r->k, r->p1 });
-        if (r->anchored != nullptr) {
+        if (r->anchored != nullptr && r->anchored->is_written()) {
             out.anchors.push_back({ r->k, r->p1 });
         }
     }

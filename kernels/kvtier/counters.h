@@ -25,6 +25,7 @@ namespace kvtier {
     X(runs_written,        "pages and parts of pages written")                          \
     X(runs_shared,         "pages of a save that were stored already")                  \
     X(anchors_written,     "anchors written")                                           \
+    X(anchors_superseded,  "anchors never written, because another turn followed")      \
     X(checkpoints_written, "checkpoints written")                                       \
     X(bytes_written,       "bytes written to disk, all files")                          \
     X(payload_written,     "of them state")                                             \

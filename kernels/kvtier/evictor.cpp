@@ -13,7 +13,7 @@ uint64_t evictor::evictable_bytes() const {
             sum += s->pins == 0 ? disk_size(s->file_size) : 0;
         }
         for (const auto & [id, a] : all.anchors) {
-            sum += a->pins == 0 ? disk_size(a->file_size) : 0;
+            sum += a->pins == 0 && a->is_written() ? disk_size(a->file_size) : 0;
         }
         for (const auto & [id, c] : all.conversations) { // their checkpoints go with the state
             sum += disk_size(c->index_size) + rooms.bytes.bytes_of(rooms.layout.conversation(c->name_space, c->hash));

@@ -205,7 +205,7 @@ void loading_work::prepare() {
         there.push_back(loaded.runs[i].data != nullptr);
     }
     if (m->at != nullptr) {
-        loaded.anchor = rooms->ram.get(object_kind::anchor, m->at->k, turn);
+        loaded.anchor = m->at->is_written() ? rooms->ram.get(object_kind::anchor, m->at->k, turn) : m->at->unwritten;
         rooms->count.bytes_from_ram += loaded.anchor != nullptr ? m->at->payload_size : 0;
         anchor_there = loaded.anchor != nullptr;
     }

@@ -97,7 +97,9 @@ void object_graph::forget_anchor(const std::shared_ptr<anchor> & a, doomed_files
     }
     ram->erase(object_kind::anchor, keep->k);
     anchors.erase({ keep->name_space, keep->k });
-    out.push_back({ layout->anchors(keep->name_space), names::anchor(keep->k), doomed_file::fate::remove });
+    if (keep->is_written()) {
+        out.push_back({ layout->anchors(keep->name_space), names::anchor(keep->k), doomed_file::fate::remove });
+    }
 }
 
 void object_graph::forget_checkpoint(checkpoint & c, doomed_files & out) {

@@ -47,6 +47,9 @@ struct anchor {
     uint64_t last_turn       = 0;
     uint64_t hits            = 0;
     run *    at = nullptr; // null: its run is not stored
+    blob     unwritten;    // it is in memory only, until it settles; null: its file has it
+
+    bool is_written() const { return unwritten == nullptr; }
     std::atomic<uint32_t> pins{ 0 };
     std::atomic<uint32_t> n_refused{ 0 }; // reads that the disk has refused
 };

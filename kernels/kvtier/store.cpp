@@ -115,6 +115,15 @@ status store::save(const save_request & request) {
     return result;
 }
 
+void store::keep_unwritten(const save_request & request) {
+    rooms->known.learn_unwritten(request, rooms->e.now_ms());
+}
+
+void store::give_up_unwritten(const save_request & request) {
+    rooms->count.anchors_superseded += request.anchors.size();
+    rooms->known.forget_unwritten(request);
+}
+
 status store::remove_conversation(const key & name_space, uint64_t hash, uint64_t & bytes_freed) {
     if (status s = rooms->files.may_change(); !s.is_ok()) {
         return s;

@@ -78,6 +78,7 @@ struct save_request {
     bool                     checkpoint = true;  // false: pages of a prompt whose answer is still being generated
     bool                     folded     = false;
     uint32_t                 n_static   = 0;     // tokens before the first user message
+    uint32_t                 n_prompt   = 0;     // tokens before the answer; 0: not known
     std::vector<role_mark>   roles;
     std::string              backend;
     std::vector<std::shared_ptr<const arriving_data>> arriving; // what of its data may not be there yet
@@ -171,6 +172,10 @@ public:
     // Writes runs, then anchors, then the checkpoint; each is durable before the next. On failure nothing that was
     // stored before is lost, and what was written so far of the request stays.
     status save(const save_request & request);
+
+    // Anchors that will be saved later, of runs that are stored: until then lookups find them in memory. give_up: they will not be.
+    void keep_unwritten(const save_request & request);
+    void give_up_unwritten(const save_request & request);
 
     // Removals hold after a power cut, too, once they return ok.
     status remove_conversation(const key & name_space, uint64_t hash, uint64_t & bytes_freed);

@@ -31,7 +31,7 @@ static conversation_info info_of(const store_rooms & rooms, const object_graph &
     for (const segment * s : seen) {
         uint64_t bytes = disk_size(s->file_size);
         for (const run & r : s->runs) {
-            bytes += r.anchored != nullptr ? disk_size(r.anchored->file_size) : 0;
+            bytes += r.anchored != nullptr && r.anchored->is_written() ? disk_size(r.anchored->file_size) : 0;
         }
         (s->users.size() > 1 ? info.bytes_shared : info.bytes_own) += bytes;
     }
@@ -152,7 +152,9 @@ std::vector<item> items_of(const object_graph & all, const file_layout & layout)
         items.push_back({ names::join(layout.pages(s->name_space), names::segment(id)), format::kind_segment });
     }
     for (const auto & [id, a] : all.anchors) {
-        items.push_back({ names::join(layout.anchors(a->name_space), names::anchor(a->k)), format::kind_anchor });
+        if (a->is_written()) {
+            items.push_back({ names::join(layout.anchors(a->name_space), names::anchor(a->k)), format::kind_anchor });
+        }
     }
     for (const auto & [id, c] : all.conversations) {
         const std::string folder = layout.conversation(c->name_space, c->hash);

@@ -6,8 +6,11 @@
 
 namespace kvtier {
 
-writer::writer(store & s, uint64_t max_queue_bytes, trouble_listener listener) :
-    target(s), max_bytes(max_queue_bytes), listener(std::move(listener)) {
+// So much of the RAM tier's size may be kept back at most.
+static constexpr uint64_t settling_share = 4;
+
+writer::writer(store & s, uint64_t max_queue_bytes, trouble_listener listener, std::chrono::milliseconds settle) :
+    target(s), max_bytes(max_queue_bytes), listener(std::move(listener)), settled(settle, s.options().ram_bytes / settling_share) {
     thread = std::thread([this] { run(); });
 }
 
@@ -100,7 +103,9 @@ bool writer::wait_for(const promise & save, std::chrono::milliseconds at_most) {
 void writer::flush() {
     mutex_lock guard(mu);
     const uint64_t until = n_queued;
-    while (n_done < until) {
+    settle_until = std::max(settle_until, until);
+    changed.notify_all();
+    while (n_done < until || settled.has_any_until(until) || settling_one) {
         changed.wait(guard);
     }
 }
@@ -131,39 +136,112 @@ std::string writer::last_error() const {
     return error;
 }
 
+uint64_t writer::unwritten_bytes() const {
+    mutex_lock guard(mu);
+    return settled.bytes();
+}
+
+size_t writer::unwritten() const {
+    mutex_lock guard(mu);
+    return settled.size();
+}
+
+//
+// the thread
+//
+
 void writer::run() {
     mutex_lock guard(mu);
     for (;;) {
-        while (!stopping && queue.empty()) {
-            changed.wait(guard);
+        while (!stopping && queue.empty() && !settled.is_due(settling::clock::now(), settle_until)) {
+            if (const auto next = settled.next_due()) {
+                (void) changed.wait_until(guard, *next);
+            } else {
+                changed.wait(guard);
+            }
         }
-        if (queue.empty()) {
+        if (!queue.empty()) {
+            // It stays in the queue while it is written, for plan() to see; a deque does not move its front.
+            const save_request & request = queue.front();
+            const bool           waits   = settled.concerns(request);
+            guard.unlock();
+            const uint64_t size = request.bytes();
+            written        done = write(request, waits);
+            guard.lock();
+            std::vector<save_request> needless;
+            if (done.keeps_back) {
+                needless = settled.add(std::move(done.later), n_done + 1, settling::clock::now());
+            }
+            error  = done.wrote || !done.result.is_ok() ? done.result.message() : error;
+            bytes -= size;
+            n_done++;
+            queue.pop_front();
+            changed.notify_all();
+            guard.unlock();
+            for (const save_request & turn : needless) {
+                target.give_up_unwritten(turn);
+            }
+            guard.lock();
+        } else if (const auto turn = settled.take_due(settling::clock::now(), stopping ? n_queued : settle_until)) {
+            settling_one = true;
+            guard.unlock();
+            const status result = write_settled(*turn);
+            guard.lock();
+            settling_one = false;
+            error        = result.message();
+            changed.notify_all();
+        } else if (stopping) {
             return;
         }
-        // It stays in the queue while it is written, for plan() to see; a deque does not move its front.
-        const save_request & request = queue.front();
-        guard.unlock();
-        status result = status::ok();
-        try {
-            result = request.wait_for_data() ? target.save(request) : status::miss("its state could not be copied");
-        } catch (const std::exception & e) { // out of memory: this turn is not persisted
-            target.count().skipped_exhausted++;
-            result = status::exhausted(e.what());
-        }
-        const uint64_t size = request.bytes();
-        // A request that had nothing to write says nothing about the disk.
-        const bool wrote  = result.is_ok() && size > 0;
-        const bool failed = result.is_no_space() || result.is_exhausted() || result.is_io_error();
-        if (listener && (in_trouble ? wrote : failed)) {
-            in_trouble = failed;
-            listener(result);
-        }
-        guard.lock();
-        error  = wrote || !result.is_ok() ? result.message() : error;
-        bytes -= size;
-        n_done++;
-        queue.pop_front();
-        changed.notify_all();
+    }
+}
+
+// waits: its folded state may be kept back.
+writer::written writer::write(const save_request & request, bool waits) {
+    written done;
+    if (!request.wait_for_data()) {
+        done.result = status::miss("its state could not be copied");
+        return done;
+    }
+    save_request now;
+    if (waits) {
+        now        = request;
+        done.later = settling::split(now);
+    }
+    const save_request & what = waits ? now : request;
+    done.result     = save(what);
+    done.wrote      = done.result.is_ok() && what.bytes() > 0; // Who had nothing to write says nothing about the disk.
+    done.keeps_back = waits && done.result.is_ok() && (done.later.checkpoint || !done.later.anchors.empty());
+    if (done.keeps_back) {
+        target.keep_unwritten(done.later);
+    }
+    tell(done.result, done.wrote);
+    return done;
+}
+
+status writer::write_settled(const save_request & turn) {
+    const status result = save(turn);
+    if (!result.is_ok()) {
+        target.give_up_unwritten(turn);
+    }
+    tell(result, result.is_ok());
+    return result;
+}
+
+status writer::save(const save_request & request) {
+    try {
+        return target.save(request);
+    } catch (const std::exception & e) { // out of memory: this turn is not persisted
+        target.count().skipped_exhausted++;
+        return status::exhausted(e.what());
+    }
+}
+
+void writer::tell(const status & result, bool wrote) {
+    const bool failed = result.is_no_space() || result.is_exhausted() || result.is_io_error();
+    if (listener && (in_trouble ? wrote : failed)) {
+        in_trouble = failed;
+        listener(result);
     }
 }
 

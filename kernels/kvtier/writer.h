@@ -4,10 +4,13 @@
 // nothing fails but the persisting of that turn, and the next turn's plan includes what this one left out. plan() knows
 // what is queued, so that pages handed over early (while an answer is still being generated) are not copied twice.
 //
+// Folded state may be kept back until its conversation rests (settling.h); it is found in memory meanwhile.
+//
 // Ownership: the store must outlive the writer. Thread safety: all functions may be called from any thread; enqueue and
 // plan return without waiting for files.
 #pragma once
 
+#include "kvtier/settling.h"
 #include "kvtier/store.h"
 #include "kvtier/thread_annotations.h"
 
@@ -27,7 +30,8 @@ public:
     // succeeded again. Saves that a full queue refuses do not count: the next turn has them.
     using trouble_listener = std::function<void(const status & result)>;
 
-    writer(store & s, uint64_t max_queue_bytes, trouble_listener listener = {});
+    // settle: how long a conversation rests before its folded state is written.
+    writer(store & s, uint64_t max_queue_bytes, trouble_listener listener = {}, std::chrono::milliseconds settle = {});
     ~writer(); // stop()
 
     // Says what has to be copied out of the backend to save this sequence: the caller fills in `data` and passes it to enqueue.
@@ -46,10 +50,10 @@ public:
     };
     promise coming(const chain_root & root, const token * tokens, size_t n_tokens) const;
 
-    // Returns when that save is on disk or has failed, or false when it has done neither within this time.
+    // Returns when that save is on disk or kept in memory or has failed, or false when it has done neither within this time.
     bool wait_for(const promise & save, std::chrono::milliseconds at_most);
 
-    // Returns when everything that was queued before the call is on disk, or has failed.
+    // Returns when everything that was queued before the call is on disk, or has failed; also what was kept back.
     void flush();
 
     // Flushes and ends the thread. Afterwards enqueue refuses.
@@ -57,11 +61,24 @@ public:
 
     uint64_t    queued_bytes() const;
     size_t      queued() const;     // requests, with the one being written
+    uint64_t    unwritten_bytes() const; // of folded state that is kept back
+    size_t      unwritten() const;       // anchors
     std::string last_error() const; // of the last save that failed; empty if one with something to write has succeeded since
 
 private:
-    void run();
-    bool admits(uint64_t n_bytes) REQUIRES(mu);
+    struct written {
+        status       result     = status::ok();
+        bool         wrote      = false;
+        bool         keeps_back = false;
+        save_request later; // what of it
+    };
+
+    bool    admits(uint64_t n_bytes) REQUIRES(mu);
+    void    run();
+    written write(const save_request & request, bool waits);
+    status  write_settled(const save_request & turn);
+    status  save(const save_request & request);
+    void    tell(const status & result, bool wrote);
 
     store &                target;
     const uint64_t         max_bytes;
@@ -75,6 +92,9 @@ private:
     uint64_t                 n_queued GUARDED_BY(mu) = 0; // ever
     uint64_t                 n_done GUARDED_BY(mu)   = 0; // ever
     bool                     stopping GUARDED_BY(mu) = false;
+    settling                 settled GUARDED_BY(mu);
+    uint64_t                 settle_until GUARDED_BY(mu) = 0; // the number of the last save that is not kept back any more
+    bool                     settling_one GUARDED_BY(mu) = false; // is being written
     std::string              error GUARDED_BY(mu);
     std::thread              thread;
 };

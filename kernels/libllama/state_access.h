@@ -309,8 +309,9 @@ struct llama_state_access {
 
     // Rows of several blocks, each with a reader of its own, into cells that are found for all of them at once. The copies are
     // left to the caller.
+    // filled: gets the cells that rows are written to
     static void append_rows(std::vector<reader> & ios, llama_kv_cache & kv, llama_seq_id seq_id, uint32_t n_vocab,
-                            copies & noted) {
+                            copies & noted, std::vector<cell_range> & filled) {
         check_settled(kv);
         const llama_pos p0 = kv.seq_pos_max(seq_id) + 1;
 
@@ -349,6 +350,7 @@ struct llama_state_access {
         for (const block & b : blocks) {
             set_ext(kv, sinfo, b.p0 - p0, b.ext);
         }
+        add_ranges(filled, (uint32_t) sinfo.strm[0], sinfo.idxs[0]);
     }
 
     // Of all layers together.

@@ -8,6 +8,7 @@
 
 #include "llama-impl.h"
 
+#include <chrono>
 #include <future>
 #include <map>
 #include <memory>
@@ -86,9 +87,28 @@ size_t finish(llama_state_taking * taking) {
     return llama_state_taking_finish(taking) ? size : 0;
 }
 
-std::shared_future<bool> at_once(llama_context * ctx, copies & noted) {
+// The blocks go into free cells. Gives their bytes; the copies are noted down.
+size_t rows_read(llama_context * ctx, const llama_state_rows_block * blocks, size_t n_blocks, llama_seq_id seq_id, rows_order & out) {
     ctx->synchronize();
-    make_now(ctx, noted, copies::TO_HOST);
+    const llama_state_access mem(ctx);
+    if (!mem.rows || n_blocks == 0) {
+        return 0;
+    }
+    mem.check_seq(ctx, seq_id);
+    std::vector<reader> ios;
+    size_t size = 0;
+    for (size_t i = 0; i < n_blocks; ++i) {
+        ios.emplace_back(blocks[i].data, blocks[i].size);
+        size += blocks[i].size;
+    }
+    mem.append_rows(ios, *mem.rows, seq_id, ctx->get_model().vocab.n_tokens(), out.what, out.cells);
+    out.from = mem.rows;
+    return size;
+}
+
+std::shared_future<bool> at_once(llama_context * ctx, copies & noted, copies::direction dir = copies::TO_HOST) {
+    ctx->synchronize();
+    make_now(ctx, noted, dir);
     std::promise<bool> done;
     done.set_value(true);
     return done.get_future().share();
@@ -103,7 +123,7 @@ uint32_t llama_state_parts(const llama_context * ctx) {
 
 void llama_state_prepare(llama_context * ctx) {
     guarded(__func__, [&] {
-        auto made = std::make_unique<taker>([ctx](copies & noted) { at_once(ctx, noted); });
+        auto made = std::make_unique<taker>([ctx](copies & noted, copies::direction dir) { at_once(ctx, noted, dir); });
         made->connect(ctx->get_sched());
         kvtier::mutex_lock lock(takers_mu);
         takers[ctx] = std::move(made);
@@ -115,6 +135,12 @@ bool llama_state_takes_beside(const llama_context * ctx) {
     kvtier::mutex_lock lock(takers_mu);
     const auto known = takers.find(ctx);
     return known != takers.end() && known->second->takes_beside();
+}
+
+bool llama_state_puts_beside(const llama_context * ctx) {
+    kvtier::mutex_lock lock(takers_mu);
+    const auto known = takers.find(ctx);
+    return known != takers.end() && known->second->puts_beside();
 }
 
 double llama_state_waited_ms(const llama_context * ctx) {
@@ -186,31 +212,36 @@ llama_state_taking * llama_state_rows_take(llama_context * ctx, const llama_stat
     return out;
 }
 
+bool llama_state_taking_ready(const llama_state_taking * taking) {
+    return !taking || taking->result.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
 bool llama_state_taking_finish(llama_state_taking * taking) {
     const std::unique_ptr<llama_state_taking> gone(taking);
     return taking && taking->result.get();
 }
 
 size_t llama_state_rows_append(llama_context * ctx, const llama_state_rows_block * blocks, size_t n_blocks, llama_seq_id seq_id) {
-    ctx->synchronize();
     return guarded(__func__, [&] {
-        const llama_state_access mem(ctx);
-        if (!mem.rows || n_blocks == 0) {
-            return (size_t) 0;
-        }
-        mem.check_seq(ctx, seq_id);
-
-        std::vector<reader> ios;
-        size_t size = 0;
-        for (size_t i = 0; i < n_blocks; ++i) {
-            ios.emplace_back(blocks[i].data, blocks[i].size);
-            size += blocks[i].size;
-        }
-        copies noted;
-        mem.append_rows(ios, *mem.rows, seq_id, ctx->get_model().vocab.n_tokens(), noted);
-        make_now(ctx, noted, copies::TO_TENSOR);
+        rows_order   order;
+        const size_t size = rows_read(ctx, blocks, n_blocks, seq_id, order);
+        make_now(ctx, order.what, copies::TO_TENSOR);
         return size;
     });
+}
+
+llama_state_taking * llama_state_rows_append_begin(llama_context * ctx, const llama_state_rows_block * blocks, size_t n_blocks, llama_seq_id seq_id) {
+    llama_state_taking * out = nullptr;
+    guarded(__func__, [&] {
+        rows_order   order;
+        const size_t size = rows_read(ctx, blocks, n_blocks, seq_id, order);
+        if (size > 0) {
+            taker * const by = taker_of(ctx);
+            out = new llama_state_taking { by ? by->put(std::move(order)) : at_once(ctx, order.what, copies::TO_TENSOR), size };
+        }
+        return size;
+    });
+    return out;
 }
 
 bool llama_state_rows_share(llama_context * ctx, llama_seq_id from, llama_seq_id to, llama_pos n) {

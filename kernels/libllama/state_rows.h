@@ -41,10 +41,15 @@ LLAMA_API void llama_state_finish(struct llama_context * ctx);
 // Whether state is taken while the context goes on evaluating, from all its devices; and how many milliseconds it has waited
 // since it was prepared, for cells that were being copied and for room for folded state.
 LLAMA_API bool   llama_state_takes_beside(const struct llama_context * ctx);
+LLAMA_API bool   llama_state_puts_beside (const struct llama_context * ctx); // into a device; host memory is there at once
 LLAMA_API double llama_state_waited_ms   (const struct llama_context * ctx);
 
-// State on its way to host memory. What it is copied to must stay until llama_state_taking_finish, which any thread may call.
+// State on its way between a context and host memory. What is there must stay until llama_state_taking_finish, which any thread may
+// call.
 struct llama_state_taking;
+
+// Whether finishing it would not wait.
+LLAMA_API bool llama_state_taking_ready(const struct llama_state_taking * taking);
 
 // Waits until it is copied and frees it. False: something could not be copied; also for null.
 LLAMA_API bool llama_state_taking_finish(struct llama_state_taking * taking);
@@ -100,6 +105,14 @@ struct llama_state_rows_block {
 // Returns the bytes of all blocks, or 0 and nothing has changed: malformed, another model or cache type, not the next
 // position, no free cells. Many blocks in one call are faster than one after the other.
 LLAMA_API size_t llama_state_rows_append(
+                       struct llama_context * ctx,
+        const struct llama_state_rows_block * blocks,
+                                     size_t   n_blocks,
+                               llama_seq_id   seq_id);
+
+// The same, copied while the context goes on evaluating other sequences: this one must not be used, but may be removed, until it is
+// finished. Null where llama_state_rows_append gives 0.
+LLAMA_API struct llama_state_taking * llama_state_rows_append_begin(
                        struct llama_context * ctx,
         const struct llama_state_rows_block * blocks,
                                      size_t   n_blocks,

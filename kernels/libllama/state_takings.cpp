@@ -19,6 +19,7 @@ static constexpr size_t LEAST_FREE = 1u << 30;
 
 static constexpr size_t   SNAPSHOT_ALIGNMENT = 256;
 static constexpr unsigned TAKING_THREADS     = 2; // nobody waits for it: the other cores are left to those who are waited for
+static constexpr unsigned PUTTING_THREADS    = 4; // a request does
 
 // Cells are written to far more often than any are being copied.
 static std::atomic<uint32_t> n_taking{ 0 };
@@ -35,7 +36,17 @@ static bool can_copy_beside(ggml_backend_dev_t device) {
     return props.caps.async && props.caps.events && !is_vulkan;
 }
 
-taker::taker(std::function<void(copies &)> now) : now(std::move(now)) {
+void add_ranges(std::vector<cell_range> & out, uint32_t stream, const std::vector<uint32_t> & cells) {
+    for (const uint32_t i : cells) {
+        if (!out.empty() && out.back().stream == stream && out.back().end == i) {
+            out.back().end++;
+        } else {
+            out.push_back({ stream, i, i + 1 });
+        }
+    }
+}
+
+taker::taker(std::function<void(copies &, copies::direction)> now) : now(std::move(now)) {
     thread = std::thread([this] { run(); });
     kvtier::mutex_lock lock(takers_mu);
     takers.push_back(this);
@@ -62,6 +73,7 @@ void taker::connect(ggml_backend_sched_t sched) {
         all = all && queues.count(device) != 0;
     }
     all_have_queues = all;
+    any_has_queue   = !queues.empty();
 }
 
 taker::~taker() {
@@ -105,7 +117,21 @@ std::shared_future<bool> taker::take(rows_order rows) {
         return device && queues.count(device) == 0;
     });
     if (!at_once.empty()) {
-        now(at_once);
+        now(at_once, copies::TO_HOST);
+    }
+    return give(std::move(rows), {});
+}
+
+std::shared_future<bool> taker::put(rows_order rows) {
+    rows.dir = copies::TO_TENSOR;
+    copies at_once = rows.what.split([&](const copy & c) { return queues.count(device_of(c.tensor)) == 0; });
+    if (!at_once.empty()) {
+        now(at_once, copies::TO_TENSOR);
+    }
+    if (rows.what.empty()) {
+        std::promise<bool> done;
+        done.set_value(true);
+        return done.get_future().share();
     }
     return give(std::move(rows), {});
 }
@@ -123,7 +149,7 @@ std::shared_future<bool> taker::take_folded(copies what) {
         const std::shared_ptr<snapshot> room = size > 0 ? room_on(device, size) : nullptr;
         if (!room) {
             if (size > 0) {
-                now(own);
+                now(own, copies::TO_HOST);
             }
             continue;
         }
@@ -145,7 +171,7 @@ std::shared_future<bool> taker::take_folded(copies what) {
         kept.push_back(room);
     }
     if (!what.empty()) {
-        now(what);
+        now(what, copies::TO_HOST);
     }
     return give(std::move(aside), std::move(kept));
 }
@@ -278,7 +304,7 @@ void taker::run() {
                 ggml_backend_event_wait(copying, event.get());
                 ggml_backend_synchronize(copying);
             }
-            t->order.what.make(copies::TO_HOST, on_queue, TAKING_THREADS);
+            t->order.what.make(t->order.dir, on_queue, t->order.dir == copies::TO_HOST ? TAKING_THREADS : PUTTING_THREADS);
         } catch (const std::exception &) {
             copied = false;
         }
@@ -310,14 +336,7 @@ void llama_state_before_write(const llama_kv_cache * kv, const std::vector<llama
     }
     std::vector<cell_range> ranges;
     for (size_t s = 0; s < cells.size(); ++s) {
-        for (const uint32_t i : cells[s]) {
-            const uint32_t stream = (uint32_t) streams[s];
-            if (!ranges.empty() && ranges.back().stream == stream && ranges.back().end == i) {
-                ranges.back().end++;
-            } else {
-                ranges.push_back({ stream, i, i + 1 });
-            }
-        }
+        add_ranges(ranges, (uint32_t) streams[s], cells[s]);
     }
     std::sort(ranges.begin(), ranges.end());
     kvtier::mutex_lock lock(takers_mu);

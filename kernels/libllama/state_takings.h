@@ -1,4 +1,5 @@
-// Copies of state that go on beside evaluation: made by a thread of their own, on a queue of their own on each device.
+// Copies of state that go on beside evaluation, out of a context and into it: made by a thread of their own, on a queue of their own
+// on each device.
 //
 // Rows do not change once they are evaluated, until their cells are given to other tokens. They are copied from where they are,
 // and whoever is about to write to their cells waits for that (state_guard.h). Folded state changes with every batch. The device
@@ -41,11 +42,15 @@ struct cell_range {
     bool operator<(const cell_range & other) const { return std::tie(stream, first) < std::tie(other.stream, other.first); }
 };
 
-// What is copied from cells, which must stay as they are meanwhile.
+// Adds these cells, of which many follow each other.
+void add_ranges(std::vector<cell_range> & out, uint32_t stream, const std::vector<uint32_t> & cells);
+
+// What is copied from or to cells, which nobody else may write to meanwhile.
 struct rows_order {
     copies                  what;
     const llama_kv_cache *  from = nullptr;
     std::vector<cell_range> cells;
+    copies::direction       dir = copies::TO_HOST;
 };
 
 // Device memory for one folded state. It is free when nobody else holds it.
@@ -66,7 +71,7 @@ struct taking {
 class taker {
 public:
     // now: copies at once, after everything that was evaluated.
-    explicit taker(std::function<void(copies &)> now);
+    explicit taker(std::function<void(copies &, copies::direction)> now);
     ~taker(); // returns when everything is taken
 
     taker(const taker &) = delete;
@@ -78,11 +83,17 @@ public:
     std::shared_future<bool> take(rows_order rows);
     std::shared_future<bool> take_folded(copies what);
 
+    // Into cells that no batch looks at before the result is there; what is in host memory is there at once.
+    std::shared_future<bool> put(rows_order rows);
+
     // Returns when none of these cells is being copied; null: none of the cache's.
     void before_write(const llama_kv_cache * kv, const std::vector<cell_range> * cells);
 
     // From all devices; any thread may ask.
     bool takes_beside() const { return all_have_queues; }
+
+    // Into at least one device; any thread may ask.
+    bool puts_beside() const { return any_has_queue; }
 
     // By before_write, and for room for a snapshot. Any thread may ask.
     uint64_t waited_us() const { return n_waited_us; }
@@ -104,9 +115,10 @@ private:
     void                      wait(const std::shared_future<bool> & result);
     void                      run();
 
-    const std::function<void(copies &)>    now;
+    const std::function<void(copies &, copies::direction)> now;
     bool                                   connected = false;
     std::atomic<bool>                      all_have_queues{ false };
+    std::atomic<bool>                      any_has_queue{ false };
     std::map<ggml_backend_dev_t, queue>    queues; // complete before the first order is given
     std::vector<std::shared_ptr<snapshot>> snapshots;
     std::atomic<uint64_t>                  n_waited_us{ 0 };

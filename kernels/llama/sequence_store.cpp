@@ -63,7 +63,7 @@ status sequence_store::open(kvtier::env & e, llama_context * ctx, const sequence
     if (!s.is_ok()) {
         return s;
     }
-    made->writer_ = std::make_unique<kvtier::writer>(*made->store_, options.queue_bytes, options.on_trouble);
+    made->writer_ = std::make_unique<kvtier::writer>(*made->store_, options.queue_bytes, options.on_trouble, options.settle);
     made->prepare();
     out = std::move(made);
     return s;
@@ -185,6 +185,7 @@ status sequence_store::save(llama_seq_id seq, const sequence_turn & turn) {
     kvtier::save_request request = writer_->plan(wanted);
     request.checkpoint = turn.complete;
     request.folded     = folded();
+    request.n_prompt   = turn.n_prompt;
     request.roles      = turn.roles;
     request.backend    = options.backend;
     const status behind = status::no_space("the writer is behind: this turn is not stored");
@@ -243,42 +244,70 @@ status sequence_store::put(llama_seq_id seq, const kvtier::loaded_state & state)
 }
 
 status sequence_store::put(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const {
-    llama_memory_t memory = llama_get_memory(ctx);
-    llama_memory_seq_rm(memory, seq, -1, -1);
-    const status s = put_parts(seq, state, n_tokens);
-    if (!s.is_ok()) {
-        llama_memory_seq_rm(memory, seq, -1, -1);
-        n_tokens = 0;
-    }
-    return s;
+    const auto arriving = begin_put(seq, state);
+    (void) arriving->advance(true);
+    n_tokens = arriving->n_tokens();
+    return arriving->result();
 }
 
-// All of them, or those before the first that cannot be read.
-status sequence_store::put_rows(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const {
-    for (size_t begin = 0, end; begin < state.n_runs(); begin = end) {
-        end = state.wait_for_runs(begin, put_bytes);
-        if (end == begin) {
-            return status::ok();
-        }
-        std::vector<llama_state_rows_block> rows;
-        for (size_t i = begin; i < end; i++) {
-            rows.push_back({ state.run(i).data->data(), state.run(i).data->size() });
-        }
-        if (llama_state_rows_append(ctx, rows.data(), rows.size(), seq) == 0) {
-            return status::miss("the context refuses the rows of " + std::to_string(state.n_tokens()) + " tokens");
-        }
-        n_tokens = std::min<size_t>(state.run(end - 1).p1, state.n_tokens());
-    }
-    return status::ok();
+std::unique_ptr<arriving_sequence> sequence_store::begin_put(llama_seq_id seq, kvtier::loading & state) const {
+    llama_memory_seq_rm(llama_get_memory(ctx), seq, -1, -1);
+    return std::unique_ptr<arriving_sequence>(new arriving_sequence(*this, seq, state));
 }
 
-status sequence_store::put_parts(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const {
-    n_tokens = parts & LLAMA_STATE_PART_ROWS ? 0 : state.n_tokens();
-    if (parts & LLAMA_STATE_PART_ROWS) {
-        if (const status s = put_rows(seq, state, n_tokens); !s.is_ok()) {
-            return s;
+arriving_sequence::~arriving_sequence() {
+    (void) finish_copies();
+    if (!over || !outcome.is_ok()) {
+        llama_memory_seq_rm(llama_get_memory(store.ctx), seq, -1, -1);
+    }
+}
+
+// False: they could not be made.
+bool arriving_sequence::finish_copies() {
+    llama_state_taking * const made = copies;
+    copies = nullptr;
+    return made == nullptr || llama_state_taking_finish(made);
+}
+
+// Rows come first, all of them or those before the first that cannot be read; then what goes with them.
+bool arriving_sequence::advance(bool wait) {
+    const bool has_rows = store.parts & LLAMA_STATE_PART_ROWS;
+    while (!over) {
+        if (copies != nullptr && !wait && !llama_state_taking_ready(copies)) {
+            return false;
+        }
+        size_t end = n_runs_put;
+        if (!finish_copies()) {
+            outcome = status::miss("rows could not be copied into the context");
+        } else if (has_rows && n_runs_put < state.n_runs()) {
+            end = state.wait_for_runs(n_runs_put, put_bytes);
+        }
+        if (end > n_runs_put) {
+            std::vector<llama_state_rows_block> rows;
+            for (size_t i = n_runs_put; i < end; i++) {
+                rows.push_back({ state.run(i).data->data(), state.run(i).data->size() });
+            }
+            copies = llama_state_rows_append_begin(store.ctx, rows.data(), rows.size(), seq);
+            if (copies != nullptr) {
+                n_runs_put = end;
+                n_put      = std::min<size_t>(state.run(end - 1).p1, state.n_tokens());
+                continue;
+            }
+            outcome = status::miss("the context refuses the rows of " + std::to_string(state.n_tokens()) + " tokens");
+        }
+        n_put   = has_rows ? n_put : state.n_tokens();
+        outcome = outcome.is_ok() ? store.put_rest(seq, state, n_put) : outcome;
+        over    = true;
+        if (!outcome.is_ok()) {
+            llama_memory_seq_rm(llama_get_memory(store.ctx), seq, -1, -1);
+            n_put = 0;
         }
     }
+    return true;
+}
+
+// Once the rows of n_tokens are there.
+status sequence_store::put_rest(llama_seq_id seq, kvtier::loading & state, size_t n_tokens) const {
     if (!folded()) {
         // The last run may reach beyond what the prompts have in common.
         llama_memory_seq_rm(llama_get_memory(ctx), seq, static_cast<llama_pos>(n_tokens), -1);
@@ -338,6 +367,10 @@ void sequence_store::close() {
 
 bool sequence_store::takes_beside() const {
     return !closed && llama_state_takes_beside(ctx);
+}
+
+bool sequence_store::puts_beside() const {
+    return !closed && llama_state_puts_beside(ctx);
 }
 
 double sequence_store::waited_ms() const {

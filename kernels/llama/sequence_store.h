@@ -21,8 +21,11 @@
 
 #include "llama.h"
 
+struct llama_state_taking; // state_rows.h
+
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -59,6 +62,7 @@ struct sequence_turn {
     std::vector<kvtier::token> tokens;           // what the sequence holds, from position 0
     std::vector<anchor_copy>   anchors;          // taken on the way
     uint32_t                   n_static = 0;     // tokens before the first user message
+    uint32_t                   n_prompt = 0;     // tokens before the answer
     std::vector<kvtier::role_mark> roles;
     bool                       complete = true;  // false: the prompt is evaluated, the answer is still to come
     bool                       anchor_end = true; // take an anchor at the end, where the state has a folded part
@@ -69,6 +73,40 @@ struct sequence_store_options {
     uint64_t              queue_bytes = uint64_t(1) << 30;
     std::string           backend;     // shown, never compared
     kvtier::writer::trouble_listener on_trouble;
+    std::chrono::milliseconds        settle{ 0 }; // how long a conversation rests before its folded state is written
+};
+
+class sequence_store;
+
+// State on its way into a sequence. It belongs to the context's thread.
+class arriving_sequence {
+public:
+    ~arriving_sequence(); // Removes what has not arrived whole.
+
+    arriving_sequence(const arriving_sequence &) = delete;
+    arriving_sequence & operator=(const arriving_sequence &) = delete;
+
+    // Takes the next steps; true: it has arrived, or failed. wait: until then.
+    bool advance(bool wait);
+
+    // Once it has arrived: as sequence_store::put says it.
+    const kvtier::status & result() const { return outcome; }
+    size_t                 n_tokens() const { return n_put; }
+
+private:
+    friend class sequence_store;
+    arriving_sequence(const sequence_store & store, llama_seq_id seq, kvtier::loading & state) : store(store), seq(seq), state(state) {}
+
+    bool finish_copies();
+
+    const sequence_store & store;
+    const llama_seq_id     seq;
+    kvtier::loading &      state;
+    size_t                 n_runs_put = 0;
+    size_t                 n_put      = 0; // tokens
+    llama_state_taking *   copies     = nullptr; // of the rows last appended
+    bool                   over       = false;
+    kvtier::status         outcome    = kvtier::status::ok();
 };
 
 class sequence_store {
@@ -110,6 +148,10 @@ public:
     // came before is of use: n_tokens is what the sequence holds.
     kvtier::status put(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
 
+    // The same, copied while the context goes on evaluating other sequences, where its devices can do that. The sequence must not be used
+    // until it has arrived; what is read must outlive the result.
+    std::unique_ptr<arriving_sequence> begin_put(llama_seq_id seq, kvtier::loading & state) const;
+
     // Replaces what a sequence holds by the first n_tokens of another one, in the same cells: nothing is copied but folded state, which
     // the anchor has. Anything but ok: the sequence is empty. Only for contexts whose K/V is unified, where rows are part of the state.
     kvtier::status share(llama_seq_id from, llama_seq_id to, size_t n_tokens, const anchor_copy & anchor) const;
@@ -123,6 +165,9 @@ public:
     // Whether the context goes on evaluating while its devices' state is copied; in host memory it always does.
     bool takes_beside() const;
 
+    // Whether begin_put is more than put: state goes to a device that evaluates meanwhile.
+    bool puts_beside() const;
+
     // How long batches have waited for cells that were being copied, and for room for folded state.
     double waited_ms() const;
 
@@ -130,14 +175,14 @@ public:
     kvtier::writer & queue() { return *writer_; }
 
 private:
+    friend class arriving_sequence;
     sequence_store(llama_context * ctx, const sequence_store_options & options);
 
     void               prepare();
     kvtier::chain_root root(const sequence_scope & scope) const;
     uint64_t           estimate(const std::vector<kvtier::save_run> & runs) const; // bytes of their rows
     kvtier::status     take_rows(llama_seq_id seq, kvtier::save_request & request) const;
-    kvtier::status     put_parts(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
-    kvtier::status     put_rows(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const;
+    kvtier::status     put_rest(llama_seq_id seq, kvtier::loading & state, size_t n_tokens) const;
     kvtier::status     put_anchor(llama_seq_id seq, const kvtier::blob & anchor, size_t n_tokens) const;
 
     using memory_at_hand = std::unique_ptr<kvtier::buffer_stock>;

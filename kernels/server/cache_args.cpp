@@ -41,6 +41,20 @@ static uint32_t parse_count(int value, int least) {
     return static_cast<uint32_t>(value);
 }
 
+static double parse_seconds(const std::string & text) {
+    size_t end     = 0;
+    double seconds = -1;
+    try {
+        seconds = std::stod(text, &end);
+    } catch (const std::exception &) {
+        // refused below
+    }
+    if (end != text.size() || !(seconds >= 0 && seconds <= 3600)) {
+        throw std::invalid_argument("'" + text + "' is not a number of seconds from 0 to 3600");
+    }
+    return seconds;
+}
+
 static bool parse_switch(const std::string & text) {
     if (text != "on" && text != "off") {
         throw std::invalid_argument("'" + text + "' is neither on nor off");
@@ -82,6 +96,11 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
     add({ { "--cache-ssd-ram" }, "SIZE", "RAM for hot and warm state, like 2G (default: an eighth of the machine's)",
           [](common_params & params, const std::string & value) { params.cache_ssd.ram_bytes = parse_size(value); } },
         "LLAMA_ARG_CACHE_SSD_RAM");
+    add({ { "--cache-ssd-settle" }, "SECONDS",
+          "how long a conversation rests before the state of a hybrid, recurrent or sliding-window model is written; what the next turn "
+          "makes needless is never written (default: 5; 0 writes at once)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.settle_seconds = parse_seconds(value); } },
+        "LLAMA_ARG_CACHE_SSD_SETTLE");
     add({ { "--max-concurrent-per-user" }, "N",
           "requests of one user served or waiting at a time, more are answered with 429 (default: 0, no limit)",
           [](common_params & params, int value) { params.cache_ssd.max_concurrent_per_user = parse_count(value, 0); } },

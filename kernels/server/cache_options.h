@@ -16,6 +16,7 @@ struct cache_options {
     uint32_t    max_cold          = 32;    // cold checkpoints per conversation
     uint32_t    max_conversations = 256;
     uint64_t    max_bytes         = 0;     // on disk; 0: a fifth of the free space, at most 64 GiB
+    double      settle_seconds    = 5;     // that a conversation rests before its folded state is written
     uint64_t    ram_bytes         = 0;     // hot and warm; 0: an eighth of the machine's
     uint32_t    max_concurrent_per_user = 0; // requests; 0: no limit
     std::string user_header;               // names the user; empty: bodies do

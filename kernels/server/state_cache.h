@@ -5,6 +5,7 @@
 //   choose    inference      picks a slot
 //   prepare   inference      looks again; false: files are still being read, try again when told
 //   restore   inference      puts what was read into the slot, before upstream looks at what the slot holds
+//   is_arriving inference    says whether a slot must be left out of the next batch: what was read is still being copied
 //   is_cut    inference      says where a batch ends, because others wait for it
 //   anchor    inference      copies the state that only holds at this length
 //   evaluated inference      hands the prompt's pages to the writer
@@ -108,6 +109,9 @@ public:
     // make_room: frees cells of idle slots; false when there are none.
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room) const;
+
+    // Whether the slot's state is still on its way, while others are evaluated. report: what restore could not tell yet.
+    bool is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report) const;
 
     // Whether a batch of the slot's prompt ends at this length, because others wait for it.
     bool is_cut(int id_slot, int64_t n_tokens) const;

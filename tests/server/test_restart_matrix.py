@@ -60,7 +60,8 @@ class Case:
 
     @property
     def cache_flags(self) -> list[str]:
-        return ["--cache-ssd-page-size", "64" if self.kind == SMOL else "256"]
+        # Every turn is kept, not only the last before a rest.
+        return ["--cache-ssd-page-size", "64" if self.kind == SMOL else "256", "--cache-ssd-settle", "0"]
 
     def text(self, first: int, n_lines: int) -> str:
         """Other lines for other places; fewer for the model that takes seconds for them."""

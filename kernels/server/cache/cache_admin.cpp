@@ -49,6 +49,8 @@ static std::vector<number> measured(const kvtier::store & store, const kvtier::w
         { "segments",      "files they are in",                    s.n_segments },
         { "queued",        "saves waiting for the disk",           queue.queued() },
         { "queued_bytes",  "their bytes",                          queue.queued_bytes() },
+        { "unwritten",     "anchors in RAM until they settle",     queue.unwritten() },
+        { "unwritten_bytes", "their bytes",                        queue.unwritten_bytes() },
     };
 }
 

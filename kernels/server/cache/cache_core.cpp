@@ -216,9 +216,8 @@ slot_offer cache_core::offer_of(const slot_view & slot) const {
 
 // Gives how many tokens the slot holds now.
 size_t cache_core::put(const slot_view & slot, cache_ticket & ticket, const std::function<bool()> & make_room) {
-    const stopwatch       watch;
-    const kvtier::match & m       = ticket.target.match;
-    kvtier::loading &     reading = *ticket.target.reading;
+    const stopwatch   watch;
+    kvtier::loading & reading = *ticket.target.reading;
     if (draft_ctx != nullptr) {
         // This comes first, because some draft contexts share the target's cells.
         llama_memory_seq_rm(llama_get_memory(draft_ctx), slot.id, -1, -1);
@@ -228,7 +227,14 @@ size_t cache_core::put(const slot_view & slot, cache_ticket & ticket, const std:
     while (!s.is_ok() && reading.wait().is_ok() && make_room()) { // Files that cannot be read need no room.
         s = stores.target->put(slot.id, reading, n_tokens);
     }
-    const status read = reading.wait();
+    return note_put(slot, ticket, s, n_tokens, watch.ms());
+}
+
+// What came of putting n_tokens into the slot, which it gives back.
+size_t cache_core::note_put(const slot_view & slot, cache_ticket & ticket, const status & s, size_t n_tokens, double ms) {
+    const kvtier::match & m       = ticket.target.match;
+    kvtier::loading &     reading = *ticket.target.reading;
+    const status          read    = reading.wait();
     if (!read.is_ok()) {
         ticket.miss = miss_of(read);
         LOG_WRN("cache: %s\n", read.message().c_str());
@@ -237,7 +243,7 @@ size_t cache_core::put(const slot_view & slot, cache_ticket & ticket, const std:
         LOG_WRN("cache: slot %d: %s\n", slot.id, s.message().c_str());
     } else {
         if (m.bytes_ram + m.bytes_disk >= least_told_by) {
-            measured.copy.add(static_cast<double>(m.bytes_ram + m.bytes_disk), watch.ms() / 1000 - reading.seconds_waited());
+            measured.copy.add(static_cast<double>(m.bytes_ram + m.bytes_disk), ms / 1000 - reading.seconds_waited());
         }
         // Reads at once share a disk, and none of them says how fast it is.
         if (m.bytes_disk >= least_told_by && ticket.held.is_alone()) {
@@ -250,6 +256,39 @@ size_t cache_core::put(const slot_view & slot, cache_ticket & ticket, const std:
         put_draft(slot, ticket, n_tokens);
     }
     return n_tokens;
+}
+
+// Whether others would wait for the copies, and need not.
+bool cache_core::may_arrive_beside(const slot_view & slot, const cache_ticket & ticket) const {
+    const kvtier::match & m = ticket.target.match;
+    const bool others = std::any_of(turns.begin(), turns.end(), [&](const turn & t) {
+        return t.busy && !t.arriving && &t != &turns[static_cast<size_t>(slot.id)];
+    });
+    return others && draft_ctx == nullptr && m.bytes_ram + m.bytes_disk >= least_told_by && stores.target->puts_beside();
+}
+
+// It is asked before each batch. What has arrived whole is the slot's from then on.
+bool cache_core::is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report) {
+    turn & t = turn_of(slot);
+    if (!t.arriving || slot.task == nullptr) {
+        return false;
+    }
+    const waited::timer timed(times, wait_cause::restore);
+    const bool others = std::any_of(turns.begin(), turns.end(), [](const turn & other) { return other.busy && !other.arriving; });
+    if (!t.arriving->state->advance(!others)) { // Without others there is nothing to evaluate meanwhile.
+        return true;
+    }
+    const std::unique_ptr<arrival> arrived = std::move(t.arriving);
+    cache_ticket &                 ticket  = *slot.task->cache;
+    const status                   s       = arrived->state->result();
+    if (s.is_ok() || !ticket.target.reading->wait().is_ok()) {
+        arrived->place.n_restored = note_put(slot, ticket, s, arrived->state->n_tokens(), arrived->since.ms());
+    } else {
+        arrived->place.n_restored = put(slot, ticket, arrived->make_room); // There was no room.
+    }
+    arrived->place.put_ms = arrived->since.ms();
+    report = finish_restore(slot, prompt, *slot.task, arrived->place);
+    return false;
 }
 
 // Both contexts go on at one position, or the draft's starts empty.
@@ -304,6 +343,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     const waited::timer timed(times, wait_cause::restore);
     turn & t = turn_of(slot);
     const bool known = t.exact && t.tokens == tokens_of(slot.prompt.tokens);
+    t.busy = !task.is_child();
     t.anchors.clear();
     t.prompt_saved = false;
     t.store        = false;
@@ -338,30 +378,48 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     const size_t n_known = ticket.miss == cache_miss::off ? 0 : prompt.tokens.get_common_prefix(task.tokens);
     prompt.checkpoints.remove_if([&](const common_prompt_checkpoint & c) { return !slot_offer::fits(c, n_known); });
 
-    const slot_offer offer     = offer_of(slot);
-    const size_t     n_in_slot = ticket.is_looked_up() ? offer.reusable(ticket.tokens) : 0;
-    const size_t n_stored = ticket.target.n_tokens();
-    const size_t n_shared = task.params.n_cache_reuse > 0 ? 0 : ticket.shared.n_tokens;
-    const bool   wanted   = scope_known && scope == ticket.scope && std::max(n_stored, n_shared) > n_in_slot &&
-                            task.n_tokens() < slot.n_ctx;
-    size_t n_restored = 0;
-    bool   shared     = false;
-    double put_ms     = 0;
+    placing place;
+    place.scope       = scope;
+    place.scope_known = scope_known;
+    place.known       = known;
+    place.offer       = offer_of(slot);
+    const size_t n_in_slot = ticket.is_looked_up() ? place.offer.reusable(ticket.tokens) : 0;
+    const size_t n_stored  = ticket.target.n_tokens();
+    const size_t n_shared  = task.params.n_cache_reuse > 0 ? 0 : ticket.shared.n_tokens;
+    const bool   wanted    = scope_known && scope == ticket.scope && std::max(n_stored, n_shared) > n_in_slot &&
+                             task.n_tokens() < slot.n_ctx;
+    place.n_kept = wanted ? 0 : n_in_slot;
     if (wanted) {
         const stopwatch watch;
         prompt.clear();
-        n_restored = n_shared >= n_stored ? share(slot, ticket) : 0;
-        shared     = n_restored > 0;
-        if (!shared && n_stored > 0) {
-            n_restored = put(slot, ticket, make_room);
+        prefixes->forget(slot.id);
+        place.n_restored = n_shared >= n_stored ? share(slot, ticket) : 0;
+        place.shared     = place.n_restored > 0;
+        if (!place.shared && n_stored > 0 && may_arrive_beside(slot, ticket)) {
+            t.arriving = std::make_unique<arrival>();
+            t.arriving->place     = std::move(place);
+            t.arriving->make_room = make_room;
+            t.arriving->state     = stores.target->begin_put(slot.id, *ticket.target.reading);
+            return {};
         }
-        prompt.tokens.insert({ ticket.tokens.begin(), ticket.tokens.begin() + static_cast<std::ptrdiff_t>(n_restored) });
-        put_ms = watch.ms();
+        if (!place.shared && n_stored > 0) {
+            place.n_restored = put(slot, ticket, make_room);
+        }
+        place.put_ms = watch.ms();
     }
-    const size_t n_kept = wanted ? 0 : n_in_slot;
+    return finish_restore(slot, prompt, task, place);
+}
 
-    t.report            = shared ? shared_report(ticket) : report_of(ticket, offer, n_kept, n_restored, stores);
-    t.report.restore_ms = n_restored > 0 ? static_cast<float>((shared ? 0 : ticket.read_ms) + put_ms) : 0;
+// What the slot holds is known by now.
+cache_report cache_core::finish_restore(const slot_view & slot, server_prompt & prompt, const server_task & task, placing & place) {
+    turn &         t          = turn_of(slot);
+    cache_ticket & ticket     = *task.cache;
+    const size_t   n_restored = place.n_restored;
+    const size_t   n_common   = place.offer.common(ticket.tokens);
+    prompt.tokens.insert({ ticket.tokens.begin(), ticket.tokens.begin() + static_cast<std::ptrdiff_t>(n_restored) });
+
+    t.report            = place.shared ? shared_report(ticket) : report_of(ticket, place.offer, place.n_kept, n_restored, stores);
+    t.report.restore_ms = n_restored > 0 ? static_cast<float>((place.shared ? 0 : ticket.read_ms) + place.put_ms) : 0;
     t.report.waited_ms  = ticket.waiting_for_shared ? static_cast<float>(ticket.waiting_for_shared->ms()) : 0;
     t.report.stable     = ticket.stable;
     if (n_restored > 0) {
@@ -369,23 +427,23 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     }
     note_messages(task, t);
     t.parted = parting_of(target_ctx, ticket, t.report, t.n_static);
-    log_request(slot.id, ticket.tokens.size(), std::max(n_restored, n_kept), t.report, t.parted);
+    log_request(slot.id, ticket.tokens.size(), std::max(n_restored, place.n_kept), t.report, t.parted);
     if (t.report.miss == cache_miss::recompute_faster) {
         measured.disk.doubt();
     }
 
-    if (n_restored == 0 && !known && offer.common(ticket.tokens) == 0) {
+    if (n_restored == 0 && !place.known && n_common == 0) {
         prompt.clear(); // Nothing of it is used, and whether it is exact nobody knows.
     }
     t.tokens     = tokens_of(prompt.tokens);
-    t.exact      = n_restored > 0 || known || prompt.tokens.empty();
-    t.store      = scope_known && ticket.is_looked_up();
-    t.n_reusable = std::max(n_restored, offer.common(ticket.tokens));
+    t.exact      = n_restored > 0 || place.known || prompt.tokens.empty();
+    t.store      = place.scope_known && ticket.is_looked_up();
+    t.n_reusable = std::max(n_restored, n_common);
     t.n_restored = n_restored;
     t.n_saved    = n_restored;
     t.n_refused  = 0;
     if (t.store && t.exact) {
-        prefixes->begin(slot.id, scope, std::move(ticket.tokens), std::max(n_restored, n_kept));
+        prefixes->begin(slot.id, place.scope, std::move(ticket.tokens), std::max(n_restored, place.n_kept));
     } else {
         prefixes->forget(slot.id);
     }

@@ -42,6 +42,7 @@ public:
     void         deferred() { reader->deferred(); }
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room);
+    bool         is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report);
     bool         is_cut(int id_slot, size_t n_tokens) const { return prefixes->is_cut(id_slot, n_tokens); }
     bool         anchor(const slot_view & slot, uint32_t n_tokens);
     void         evaluated(const slot_view & slot);
@@ -53,8 +54,30 @@ public:
     cache_admin & admin() { return *admin_; }
 
 private:
+    // How a request comes into its slot.
+    struct placing {
+        sequence_scope scope;
+        bool           scope_known = false;
+        bool           known       = false; // what the slot held is exact
+        slot_offer     offer;
+        size_t         n_kept      = 0;     // tokens, in the slot
+        size_t         n_restored  = 0;     // tokens, from the store or another slot
+        bool           shared      = false;
+        double         put_ms      = 0;
+    };
+
+    // State that is on its way into a slot while others are evaluated.
+    struct arrival {
+        placing                            place;
+        std::function<bool()>              make_room;
+        stopwatch                          since;
+        std::unique_ptr<arriving_sequence> state;
+    };
+
     // What becomes of the request in a slot, and of the state that it leaves there. Inference thread only.
     struct turn {
+        bool                       busy = false;   // with a request that is evaluated; the further answers of n > 1 are not, at first
+        std::unique_ptr<arrival>   arriving;
         std::vector<kvtier::token> tokens;        // what the slot held when last seen
         bool                       exact = true;  // it does by plain evaluation or an exact restore: it may be stored
         bool                       store = false; // the request's state may be stored
@@ -88,7 +111,10 @@ private:
     size_t       share(const slot_view & slot, const cache_ticket & ticket);
     static void  note_messages(const server_task & task, turn & t);
     cache_report restore_unnamed(const slot_view & slot, server_prompt & prompt, const server_task & task);
+    bool         may_arrive_beside(const slot_view & slot, const cache_ticket & ticket) const;
     size_t       put(const slot_view & slot, cache_ticket & ticket, const std::function<bool()> & make_room);
+    size_t       note_put(const slot_view & slot, cache_ticket & ticket, const kvtier::status & s, size_t n_tokens, double ms);
+    cache_report finish_restore(const slot_view & slot, server_prompt & prompt, const server_task & task, placing & place);
     void         put_draft(const slot_view & slot, cache_ticket & ticket, size_t n_tokens);
 
     // persist

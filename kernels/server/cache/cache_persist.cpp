@@ -27,6 +27,7 @@ void cache_core::save(const slot_view & slot, turn & t, size_t n_tokens, bool co
     now.scope      = board.scope(slot.id);
     now.tokens     = tokens_of(slot.prompt.tokens, n_tokens);
     now.n_static   = t.n_static;
+    now.n_prompt   = static_cast<uint32_t>(slot.task->n_tokens());
     now.roles      = t.roles;
     now.complete   = complete;
     now.anchor_end = anchor_end;
@@ -157,6 +158,8 @@ void cache_core::interrupted(const slot_view & slot) {
 void cache_core::released(const slot_view & slot) {
     const waited::timer timed(times, wait_cause::persist);
     turn & t = turn_of(slot);
+    t.busy = false;
+    t.arriving.reset(); // What had come of it goes.
     if (slot.task == nullptr || !is_cached_kind(slot.task->type)) {
         return;
     }

@@ -153,6 +153,7 @@ status cache_stores::open_one(const common_params & params, llama_context * ctx,
     options.queue_bytes             = std::clamp<uint64_t>(options.store.ram_bytes, GiB / 4, 4 * GiB);
     options.backend                 = backend_name();
     options.on_trouble              = log_trouble();
+    options.settle                  = std::chrono::milliseconds(static_cast<int64_t>(1000 * want.settle_seconds));
 
     if (target == nullptr) {
         look_elsewhere(options.store.fingerprint);

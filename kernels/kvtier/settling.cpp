@@ -1,0 +1,131 @@
+#include "kvtier/settling.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace kvtier {
+
+// A conversation whose turns follow each other without a rest is written after so many rests.
+static constexpr int longest_wait = 10;
+
+static size_t n_common(const save_request & a, const save_request & b) {
+    const size_t n = std::min(a.tokens.size(), b.tokens.size());
+    return static_cast<size_t>(std::mismatch(a.tokens.begin(), a.tokens.begin() + static_cast<std::ptrdiff_t>(n), b.tokens.begin()).first -
+                               a.tokens.begin());
+}
+
+// Whether the request belongs to the same turn, of which the earlier one saved the prompt.
+static bool completes(const save_request & request, const save_request & earlier) {
+    return !earlier.checkpoint && n_common(request, earlier) == earlier.tokens.size();
+}
+
+// A prompt ends with a few tokens that announce the answer, and which the next turn may have otherwise.
+static constexpr size_t n_announcing = 4;
+
+// Whether it is a later turn: its prompt goes on where the earlier one's ends. One that asks the same again is not.
+static bool supersedes(const save_request & request, const save_request & earlier) {
+    return earlier.checkpoint && request.n_prompt > earlier.n_prompt && earlier.n_prompt > 0 &&
+           n_common(request, earlier) + n_announcing >= earlier.n_prompt;
+}
+
+save_request settling::split(save_request & request) {
+    save_request later;
+    later.root       = request.root;
+    later.tokens     = request.tokens;
+    later.checkpoint = request.checkpoint;
+    later.folded     = request.folded;
+    later.n_static   = request.n_static;
+    later.n_prompt   = request.n_prompt;
+    later.roles      = request.roles;
+    later.backend    = request.backend;
+    const auto first = std::stable_partition(request.anchors.begin(), request.anchors.end(),
+                                             [&](const save_anchor & a) { return a.n_tokens <= request.n_static; });
+    later.anchors.assign(std::make_move_iterator(first), std::make_move_iterator(request.anchors.end()));
+    request.anchors.erase(first, request.anchors.end());
+    request.checkpoint = false;
+    return later;
+}
+
+std::vector<save_request> settling::add(save_request request, uint64_t number, clock::time_point now) {
+    resting                   added = { std::move(request), number, now, now };
+    std::vector<save_request> needless;
+    const key                 root = root_key(added.turn.root);
+    for (auto it = all.begin(); it != all.end();) {
+        const bool same_chain = root_key(it->turn.root) == root;
+        const bool completed  = same_chain && completes(added.turn, it->turn);
+        if (!completed && !(same_chain && supersedes(added.turn, it->turn))) {
+            ++it;
+            continue;
+        }
+        added.unwritten_since = std::min(added.unwritten_since, it->unwritten_since);
+        std::vector<save_anchor> & theirs = it->turn.anchors;
+        std::vector<save_anchor> & mine   = added.turn.anchors;
+        const auto kept = std::partition(theirs.begin(), theirs.end(), [&](const save_anchor & a) {
+            return std::none_of(mine.begin(), mine.end(), [&](const save_anchor & other) { return other.k == a.k; });
+        });
+        theirs.erase(kept, theirs.end()); // It has them itself.
+        if (completed) {
+            added.number = std::min(added.number, it->number); // A flush waits for the first of them.
+            mine.insert(mine.begin(), std::make_move_iterator(theirs.begin()), std::make_move_iterator(theirs.end()));
+        } else if (!theirs.empty()) {
+            needless.push_back(std::move(it->turn));
+        }
+        it = all.erase(it);
+    }
+    all.push_back(std::move(added));
+    return needless;
+}
+
+settling::clock::time_point settling::due(const resting & r) const {
+    return std::min(r.since + rest, r.unwritten_since + longest_wait * rest);
+}
+
+std::optional<save_request> settling::take_due(clock::time_point now, uint64_t until) {
+    const bool too_many = bytes() > max_bytes;
+    const auto it = std::find_if(all.begin(), all.end(), [&](const resting & r) { return too_many || is_due(r, now, until); });
+    if (it == all.end()) {
+        return std::nullopt;
+    }
+    save_request out = std::move(it->turn);
+    all.erase(it);
+    return out;
+}
+
+bool settling::is_due(const resting & r, clock::time_point now, uint64_t until) const {
+    return r.number <= until || due(r) <= now;
+}
+
+bool settling::is_due(clock::time_point now, uint64_t until) const {
+    return bytes() > max_bytes || std::any_of(all.begin(), all.end(), [&](const resting & r) { return is_due(r, now, until); });
+}
+
+std::optional<settling::clock::time_point> settling::next_due() const {
+    std::optional<clock::time_point> next;
+    for (const resting & r : all) {
+        next = next ? std::min(*next, due(r)) : due(r);
+    }
+    return next;
+}
+
+bool settling::has_any_until(uint64_t number) const {
+    return std::any_of(all.begin(), all.end(), [&](const resting & r) { return r.number <= number; });
+}
+
+uint64_t settling::bytes() const {
+    uint64_t n = 0;
+    for (const resting & r : all) {
+        n += r.turn.bytes();
+    }
+    return n;
+}
+
+size_t settling::size() const {
+    size_t n = 0;
+    for (const resting & r : all) {
+        n += r.turn.anchors.size();
+    }
+    return n;
+}
+
+} // namespace kvtier

@@ -1,0 +1,206 @@
+// Folded state is written when its conversation rests, is found before that, and is never lost by anything but a kill.
+#include "kvtier/settling.h"
+#include "kvtier/store_testing.h"
+#include "kvtier/writer.h"
+
+#include <chrono>
+#include <thread>
+
+using namespace kvtier;
+using namespace kvtier::test;
+using namespace std::chrono_literals;
+
+// A hybrid's model, and RAM for what is kept back.
+static model hybrid() {
+    model m;
+    m.folded_size = 100;
+    return m;
+}
+
+static store_options with_ram(const model & m, uint64_t bytes = 1 << 20) {
+    store_options o = m.options();
+    o.ram_bytes     = bytes;
+    return o;
+}
+
+static save_request planned(const writer & w, const model & m, const std::vector<token> & tokens, std::vector<uint32_t> anchors,
+                            bool complete = true, uint32_t n_static = 0, uint32_t n_prompt = 0) {
+    plan_request p;
+    p.root     = m.root();
+    p.tokens   = tokens.data();
+    p.n_tokens = tokens.size();
+    p.n_static = n_static;
+    p.anchors  = std::move(anchors);
+    save_request out = w.plan(p);
+    m.fill(out);
+    out.checkpoint = complete;
+    out.n_prompt   = n_prompt;
+    return out;
+}
+
+static std::vector<token> first(const std::vector<token> & of, size_t n) {
+    return { of.begin(), of.begin() + static_cast<std::ptrdiff_t>(n) };
+}
+
+static void drain(const writer & w) {
+    while (w.queued() > 0) {
+        std::this_thread::sleep_for(1ms);
+    }
+}
+
+TEST(a_turn_that_rests_is_found_before_it_is_written) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  tokens = random_tokens(1, 64);
+    CHECK(w.enqueue(planned(w, m, tokens, { 60, 64 })));
+    drain(w);
+    CHECK(s->stats().values.anchors_written == 0);
+    CHECK(w.unwritten() == 2);
+    CHECK(m.restore(*s, tokens) == 64);
+    CHECK(s->list().empty());
+    w.flush();
+    CHECK(w.unwritten() == 0);
+    CHECK(s->stats().values.anchors_written == 2);
+    CHECK(s->list().size() == 1);
+    CHECK(m.restore(*s, tokens) == 64);
+}
+
+TEST(what_the_next_turn_makes_needless_is_never_written) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  tokens = random_tokens(2, 400);
+    for (uint32_t n = 80; n <= 400; n += 40) {
+        CHECK(w.enqueue(planned(w, m, first(tokens, n - 8), { 20, n - 20, n - 12 }, false, 20, n - 8))); // the prompt
+        CHECK(w.enqueue(planned(w, m, first(tokens, n), { n }, true, 20, n - 8)));                       // its answer
+    }
+    drain(w);
+    CHECK(s->stats().values.anchors_written == 1); // of the static prefix
+    CHECK(m.restore(*s, tokens) == 400);
+    w.flush();
+    CHECK(s->stats().values.anchors_written == 4);
+    CHECK(s->stats().values.anchors_superseded == 8 * 3);
+    CHECK(m.restore(*s, tokens) == 400);
+    CHECK(m.restore(*s, first(tokens, 200)) == 20);
+}
+
+TEST(the_same_prompt_again_supersedes_nothing) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  prompt = random_tokens(7, 64);
+    CHECK(w.enqueue(planned(w, m, random_tokens(7, 80), { 60, 80 }, true, 0, 64)));
+    CHECK(w.enqueue(planned(w, m, random_tokens(7, 80), { 80 }, true, 0, 64))); // It had gone on from the first anchor.
+    drain(w);
+    CHECK(m.restore(*s, prompt) == 60);
+    w.flush();
+    CHECK(m.restore(*s, prompt) == 60);
+}
+
+TEST(other_conversations_supersede_nothing) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    auto        one = random_tokens(3, 96);
+    auto        two = one;
+    for (size_t i = 32; i < two.size(); i++) {
+        two[i] += 1;
+    }
+    CHECK(w.enqueue(planned(w, m, one, { 32, 90, 96 }, true, 32, 94)));
+    CHECK(w.enqueue(planned(w, m, two, { 32, 90, 96 }, true, 32, 94)));
+    drain(w);
+    CHECK(s->stats().values.anchors_superseded == 0);
+    CHECK(m.restore(*s, one) == 96);
+    CHECK(m.restore(*s, two) == 96);
+}
+
+TEST(everything_is_on_disk_after_stopping) {
+    fault_env   disk;
+    const model m      = hybrid();
+    const auto  tokens = random_tokens(4, 64);
+    {
+        auto   s = open(disk, with_ram(m));
+        writer w(*s, 1 << 20, {}, 1h);
+        CHECK(w.enqueue(planned(w, m, tokens, { 60, 64 })));
+        w.stop();
+    }
+    auto again = open(disk, with_ram(m));
+    CHECK(m.restore(*again, tokens) == 64);
+    CHECK(again->list().size() == 1);
+}
+
+TEST(a_turn_is_written_when_it_has_rested) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 20ms);
+    CHECK(w.enqueue(planned(w, m, random_tokens(5, 64), { 64 })));
+    while (s->stats().values.checkpoints_written == 0) {
+        std::this_thread::sleep_for(5ms);
+    }
+    CHECK(w.unwritten() == 0);
+}
+
+TEST(a_conversation_without_a_rest_is_written_once_in_a_while) {
+    settling   waiting(10ms, 1 << 20);
+    model      m      = hybrid();
+    const auto tokens = random_tokens(6, 400);
+    auto       now    = settling::clock::now();
+    bool       due    = false;
+    for (uint32_t n = 1; n <= 20 && !due; n++, now += 8ms) {
+        save_request turn;
+        turn.root    = m.root();
+        turn.tokens  = first(tokens, n * 20);
+        turn.folded  = true;
+        turn.n_prompt = n * 20 - 2;
+        turn.anchors = { { n * 20, {}, std::make_shared<const buffer>(8) } };
+        turn.anchors[0].k[0] = static_cast<uint8_t>(n);
+        (void) waiting.add(std::move(turn), n, now);
+        due = waiting.take_due(now, 0).has_value();
+    }
+    CHECK(due);
+}
+
+TEST(what_is_kept_back_is_bounded) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m, 4 * 250)); // a quarter of it holds two anchors
+    writer      w(*s, 1 << 20, {}, 1h);
+    for (uint64_t i = 0; i < 8; i++) {
+        CHECK(w.enqueue(planned(w, m, random_tokens(10 + i, 64), { 64 })));
+    }
+    drain(w);
+    while (w.unwritten_bytes() > 250) {
+        std::this_thread::sleep_for(1ms);
+    }
+    CHECK(s->stats().values.anchors_superseded == 0);
+    for (uint64_t i = 0; i < 8; i++) {
+        CHECK(m.restore(*s, random_tokens(10 + i, 64)) == 64);
+    }
+}
+
+TEST(removing_a_user_takes_what_is_not_written_along) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  tokens = random_tokens(30, 64);
+    CHECK(w.enqueue(planned(w, m, tokens, { 64 })));
+    w.flush();
+    CHECK(w.enqueue(planned(w, m, first(tokens, 48), { 48 })));
+    drain(w);
+    uint64_t freed = 0;
+    CHECK(s->remove_name_space(key{}, freed).is_ok());
+    CHECK(m.restore(*s, tokens) == 0);
+    w.flush(); // what it would write has no rows any more
+    CHECK(m.restore(*s, tokens) == 0);
+}
+
+int main() {
+    return run_tests();
+}
