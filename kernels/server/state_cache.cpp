@@ -146,9 +146,9 @@ cache_report state_cache::restore(const slot_view & slot, server_prompt & prompt
     return c ? c->restore(slot, prompt, task, make_room) : cache_report();
 }
 
-bool state_cache::is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report) const {
+bool state_cache::is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on) const {
     const auto c = core();
-    return c && c->is_arriving(slot, prompt, report);
+    return c && c->is_arriving(slot, prompt, report, others_go_on);
 }
 
 bool state_cache::is_cut(int id_slot, int64_t n_tokens) const {

@@ -110,8 +110,9 @@ public:
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room) const;
 
-    // Whether the slot's state is still on its way, while others are evaluated. report: what restore could not tell yet.
-    bool is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report) const;
+    // Whether the slot's state is still on its way, while others go on: without them, it is waited for. report: what restore could not
+    // tell yet.
+    bool is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on) const;
 
     // Whether a batch of the slot's prompt ends at this length, because others wait for it.
     bool is_cut(int id_slot, int64_t n_tokens) const;

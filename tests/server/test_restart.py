@@ -113,7 +113,7 @@ def test_cli_and_server_count_alike(start_server: StartServer, dense: Path, tmp_
     # Two conversations; the second drives the first out of the only slot, so that it is restored.
     for system, question in ((2 * SYSTEM, "Which river?"), ("Be brief.", "Why?"), (2 * SYSTEM, "Which mountain?")):
         chat(server, [{"role": "system", "content": system}, {"role": "user", "content": question}])
-    assert server.post("/cache/flush", {}).json()["state"]["queued"] == 0
+        assert server.post("/cache/flush", {}).json()["state"]["queued"] == 0
     told, listed = ask(server, "/cache"), ask(server, "/cache/conversations")["conversations"]
     running_ls, running_stats = cli("ls", "--url", server.url), cli("stats", "--url", server.url)
     assert server.stop() == 0

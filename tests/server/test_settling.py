@@ -71,6 +71,7 @@ def test_another_slot_goes_on_from_what_is_not_written(serve: Serve, kv: Path) -
     server = serve(toy("hybrid-moe"), *FLAGS, "--cache-ssd-settle", "3600", cache=kv)
     said = converse(server, 2)
     server.complete(server.tokens(TEXT)[900:1100])  # the slot is another's now
+    wait_until(lambda: server.cache()["state"]["queued"] == 0, 30, "its rows are written")
     again = server.complete(said)
     assert again.source == "hot" and again.reused >= len(said) - 31
     assert len(anchors(kv)) == 0

@@ -106,6 +106,7 @@ common_json cache_admin::describe() const {
         { "restores_at", stores.target->folded() ? "anchors" : "any_token" },
         { "draft",       stores.draft != nullptr },
         { "takes_state", stores.target->takes_beside() ? "beside" : "at_once" },
+        { "puts_state", stores.target->puts_beside() ? "beside" : "at_once" },
         { "speed",       {
             { "disk_bytes_per_s",  measured_speeds.disk.get() },
             { "copy_bytes_per_s",  measured_speeds.copy.get() },

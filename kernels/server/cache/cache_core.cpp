@@ -258,32 +258,23 @@ size_t cache_core::note_put(const slot_view & slot, cache_ticket & ticket, const
     return n_tokens;
 }
 
-// Whether others would wait for the copies, and need not.
-bool cache_core::may_arrive_beside(const slot_view & slot, const cache_ticket & ticket) const {
-    const kvtier::match & m = ticket.target.match;
-    const bool others = std::any_of(turns.begin(), turns.end(), [&](const turn & t) {
-        return t.busy && !t.arriving && &t != &turns[static_cast<size_t>(slot.id)];
-    });
-    return others && draft_ctx == nullptr && m.bytes_ram + m.bytes_disk >= least_told_by && stores.target->puts_beside();
-}
-
 // It is asked before each batch. What has arrived whole is the slot's from then on.
-bool cache_core::is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report) {
+bool cache_core::is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on) {
     turn & t = turn_of(slot);
     if (!t.arriving || slot.task == nullptr) {
         return false;
     }
     const waited::timer timed(times, wait_cause::restore);
-    const bool others = std::any_of(turns.begin(), turns.end(), [](const turn & other) { return other.busy && !other.arriving; });
-    if (!t.arriving->state->advance(!others)) { // Without others there is nothing to evaluate meanwhile.
+    if (!t.arriving->state->advance(!others_go_on)) {
         return true;
     }
     const std::unique_ptr<arrival> arrived = std::move(t.arriving);
-    cache_ticket &                 ticket  = *slot.task->cache;
+    cache_ticket &                 ticket  = *arrived->ticket;
     const status                   s       = arrived->state->result();
     if (s.is_ok() || !ticket.target.reading->wait().is_ok()) {
         arrived->place.n_restored = note_put(slot, ticket, s, arrived->state->n_tokens(), arrived->since.ms());
     } else {
+        arrived->state.reset(); // It clears the slot.
         arrived->place.n_restored = put(slot, ticket, arrived->make_room); // There was no room.
     }
     arrived->place.put_ms = arrived->since.ms();
@@ -343,7 +334,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     const waited::timer timed(times, wait_cause::restore);
     turn & t = turn_of(slot);
     const bool known = t.exact && t.tokens == tokens_of(slot.prompt.tokens);
-    t.busy = !task.is_child();
+    t.arriving.reset(); // of a request that was given up before it began
     t.anchors.clear();
     t.prompt_saved = false;
     t.store        = false;
@@ -395,8 +386,9 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
         prefixes->forget(slot.id);
         place.n_restored = n_shared >= n_stored ? share(slot, ticket) : 0;
         place.shared     = place.n_restored > 0;
-        if (!place.shared && n_stored > 0 && may_arrive_beside(slot, ticket)) {
+        if (!place.shared && n_stored > 0 && draft_ctx == nullptr) { // Both contexts of a pair are filled at once.
             t.arriving = std::make_unique<arrival>();
+            t.arriving->ticket    = task.cache;
             t.arriving->place     = std::move(place);
             t.arriving->make_room = make_room;
             t.arriving->state     = stores.target->begin_put(slot.id, *ticket.target.reading);

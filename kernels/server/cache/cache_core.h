@@ -42,7 +42,7 @@ public:
     void         deferred() { reader->deferred(); }
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room);
-    bool         is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report);
+    bool         is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on);
     bool         is_cut(int id_slot, size_t n_tokens) const { return prefixes->is_cut(id_slot, n_tokens); }
     bool         anchor(const slot_view & slot, uint32_t n_tokens);
     void         evaluated(const slot_view & slot);
@@ -68,6 +68,7 @@ private:
 
     // State that is on its way into a slot while others are evaluated.
     struct arrival {
+        std::shared_ptr<cache_ticket>      ticket; // has what is copied
         placing                            place;
         std::function<bool()>              make_room;
         stopwatch                          since;
@@ -76,8 +77,7 @@ private:
 
     // What becomes of the request in a slot, and of the state that it leaves there. Inference thread only.
     struct turn {
-        bool                       busy = false;   // with a request that is evaluated; the further answers of n > 1 are not, at first
-        std::unique_ptr<arrival>   arriving;
+        std::unique_ptr<arrival>   arriving;       // null: what it restores is there
         std::vector<kvtier::token> tokens;        // what the slot held when last seen
         bool                       exact = true;  // it does by plain evaluation or an exact restore: it may be stored
         bool                       store = false; // the request's state may be stored
@@ -111,7 +111,6 @@ private:
     size_t       share(const slot_view & slot, const cache_ticket & ticket);
     static void  note_messages(const server_task & task, turn & t);
     cache_report restore_unnamed(const slot_view & slot, server_prompt & prompt, const server_task & task);
-    bool         may_arrive_beside(const slot_view & slot, const cache_ticket & ticket) const;
     size_t       put(const slot_view & slot, cache_ticket & ticket, const std::function<bool()> & make_room);
     size_t       note_put(const slot_view & slot, cache_ticket & ticket, const kvtier::status & s, size_t n_tokens, double ms);
     cache_report finish_restore(const slot_view & slot, server_prompt & prompt, const server_task & task, placing & place);

@@ -158,7 +158,6 @@ void cache_core::interrupted(const slot_view & slot) {
 void cache_core::released(const slot_view & slot) {
     const waited::timer timed(times, wait_cause::persist);
     turn & t = turn_of(slot);
-    t.busy = false;
     t.arriving.reset(); // What had come of it goes.
     if (slot.task == nullptr || !is_cached_kind(slot.task->type)) {
         return;
