@@ -284,8 +284,13 @@ bool arriving_sequence::advance(bool wait) {
         }
         if (end > n_runs_put) {
             std::vector<llama_state_rows_block> rows;
+            uint64_t                            n_bytes = 0;
             for (size_t i = n_runs_put; i < end; i++) {
                 rows.push_back({ state.run(i).data->data(), state.run(i).data->size() });
+                n_bytes += rows.back().size;
+                if (!wait && n_bytes >= put_bytes) {
+                    end = i + 1; // Others wait for each step.
+                }
             }
             copies = llama_state_rows_append_begin(store.ctx, rows.data(), rows.size(), seq);
             if (copies != nullptr) {
