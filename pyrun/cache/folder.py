@@ -13,6 +13,7 @@ import psutil
 
 from pyrun import _kernels
 from pyrun.errors import UserError
+from pyrun.extras import has_native
 from pyrun.home import version
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ def make_cache(cache: Path) -> None:
     if not _may_write(cache):
         why = "it is on a read-only disk" if _is_read_only(cache) else "no permission to write there"
         raise UserError(f"{cache} cannot hold the cache: {why}", hint)
-    if name := _foreign(cache, entries):
+    if has_native() and (name := _foreign(cache, entries)):
         raise UserError(
             f"{cache} cannot hold the cache: it holds other things, such as {name}",
             f"give it a folder of its own: --cache-ssd {cache / 'kv-cache'}",

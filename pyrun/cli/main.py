@@ -14,18 +14,13 @@ from typing import ClassVar
 import click
 from click.core import ParameterSource
 
-from pyrun import console
-from pyrun.cli.backends import CHOICES, print_backends
-from pyrun.cli.build import build_command
-from pyrun.cli.connect import connect_command
-from pyrun.cli.doctor import doctor_command
-from pyrun.cli.experts import experts_command
-from pyrun.cli.suggest import for_command, for_option
 from pyrun.errors import UserError
+from pyrun.extras import explain_import
 from pyrun.home import find_home, version
+from pyrun.machine.names import AUTO, BACKENDS
 from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, HOST_VARIABLE, PORT_VARIABLE
-from pyrun.server.command import choose_cache
 
+WIDTH = 110  # of what --help says, at most
 SERVER_ONLY = ("--host", "--port", "--ctx", "--no-build", "--noauto", "--print-profile", "--dry-run")
 
 
@@ -50,13 +45,30 @@ class UnknownCommandError(click.UsageError):
 
 
 class Root(click.Group):
-    """Loads some commands when they are asked for: building and looking at a machine work before the native module is
-    built."""
+    """Loads a command when it is asked for: the others would take longer to load than it takes to run, and building
+    and looking at a machine work before the native module is built."""
 
     LATER: ClassVar = {
+        "build": ("pyrun.cli.build", "build_command"),
         "cache": ("pyrun.cli.cache", "cache_group"),
+        "connect": ("pyrun.cli.connect", "connect_command"),
+        "doctor": ("pyrun.cli.doctor", "doctor_command"),
+        "experts": ("pyrun.cli.experts", "experts_command"),
         "memory": ("pyrun.cli.memory", "memory_group"),
         "tools": ("pyrun.cli.tools", "tools_group"),
+        "where": ("pyrun.cli.where", "where_command"),
+    }
+    # What --help says of them, without loading them; a test compares it with what they say themselves.
+    BRIEFLY: ClassVar = {
+        "build": "Build llama-server from the pinned, patched llama.cpp.",
+        "cache": "Show, check and clean the stored state, while no server uses it.",
+        "connect": "Make a coding agent use the running server.",
+        "doctor": "Show what this machine is, how that was found, and what is missing for each backend.",
+        "experts": "Show which experts of a mixture-of-experts model work, layer by layer.",
+        "memory": "Search what left a conversation, and keep facts.",
+        "tools": "Serve tools to agents, by MCP over stdin and stdout: files, HTTP, JSON, memory, other models, "
+        "commands.",
+        "where": "Show where models, stored state, settings, builds and logs are.",
     }
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -68,6 +80,16 @@ class Root(click.Group):
             command: click.Command = getattr(importlib.import_module(module), attribute)
             return command
         return super().get_command(context, name)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._briefly(context, name)) for name in self.list_commands(context)])
+
+    def _briefly(self, context: click.Context, name: str) -> str:
+        if name in self.BRIEFLY:
+            return str(self.BRIEFLY[name])
+        command = self.get_command(context, name)
+        return command.get_short_help_str(limit=WIDTH) if command else ""
 
     def resolve_command(
         self, context: click.Context, words: list[str]
@@ -83,7 +105,7 @@ class Root(click.Group):
 @click.group(
     cls=Root,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
     epilog="Everything after `--` goes to llama-server as it is: llama-run --server -- --temp 0.2",
 )
 @click.option(
@@ -111,8 +133,8 @@ class Root(click.Group):
 @click.option("--mmproj", is_flag=True, help="With --download: also the projector that lets the model see images.")
 @click.option(
     "--backend",
-    type=click.Choice(CHOICES),
-    default="auto",
+    type=click.Choice([AUTO, *BACKENDS]),
+    default=AUTO,
     show_default=True,
     help="What to run on. auto: the best for this machine that is built or can be.",
 )
@@ -133,7 +155,14 @@ class Root(click.Group):
 @click.option("--noauto", is_flag=True, help="Leave every setting to you and llama-server's defaults; refuse nothing.")
 @click.option("--print-profile", is_flag=True, help="Explain the settings that --server would choose, and stop.")
 @click.option("--dry-run", is_flag=True, help="Print the server command and stop.")
-@click.version_option(version(), prog_name="llama-run")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, option, asked: _show_version(context) if asked else None,
+    help="Show the version and exit.",
+)
 @click.pass_context
 def cli(
     context: click.Context,
@@ -177,11 +206,14 @@ def cli(
         home = find_home()
         if list_models:
             from pyrun.cli.models import print_models
+            from pyrun.server.command import choose_cache
 
             print_models(home, backend, choose_cache(home.kv_cache, cache_ssd, no_cache_ssd, (), os.environ))
         if list_models and list_backends:
             click.echo()
         if list_backends:
+            from pyrun.cli.backends import print_backends
+
             print_backends(home)
     elif download is not None:
         from pyrun.cli.download import run_download  # its libraries take longer to load than all others together
@@ -219,13 +251,14 @@ def _given(context: click.Context) -> list[str]:
     return [p.opts[0] for p in context.command.params if p.name and context.get_parameter_source(p.name) is told]
 
 
-cli.add_command(build_command)
-cli.add_command(connect_command)
-cli.add_command(doctor_command)
-cli.add_command(experts_command)
+def _show_version(context: click.Context) -> None:
+    click.echo(f"llama-run, version {version()}")
+    context.exit()
 
 
 def _hint(error: click.ClickException, words: list[str]) -> str | None:
+    from pyrun.cli.suggest import for_command, for_option
+
     if isinstance(error, UnknownCommandError):
         return for_command(error.words)
     if isinstance(error, click.NoSuchOption):
@@ -239,6 +272,8 @@ def _show(error: click.ClickException, words: list[str]) -> None:
         error = click.UsageError(error.message, error.ctx)  # --temp is like --help in its letters only
     error.show()
     if hint:
+        from pyrun import console
+
         console.show_hint(hint)
 
 
@@ -251,17 +286,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     try:
         cli.main(own, prog_name="llama-run", standalone_mode=False, obj=Invocation(extra))
-    except UserError as error:
-        console.show_error(error)
-        sys.exit(error.exit_code)
-    except ImportError as error:
-        if "_kernels" not in str(error):
+    except (UserError, ImportError) as error:
+        known = explain_import(error) if isinstance(error, ImportError) else error
+        if known is None:
             raise
-        console.show_error(UserError("the native module is not built", "run ./llama-run from the clone: it builds it"))
-        sys.exit(1)
+        from pyrun import console
+
+        console.show_error(known)
+        sys.exit(known.exit_code)
     except click.ClickException as error:
         _show(error, own)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
+        from pyrun import console
+
         console.say("interrupted")
         sys.exit(130)

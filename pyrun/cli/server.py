@@ -19,16 +19,17 @@ from rich.status import Status
 
 from pyrun import console
 from pyrun.build.builder import BuildRequest, build, has_web_ui, is_built
-from pyrun.build.choose import AUTO
 from pyrun.cache.folder import make_cache
 from pyrun.cache.owners import remember
 from pyrun.cache.remote import fingerprint, summary
 from pyrun.cli.backends import device_warning, settle_backend
 from pyrun.cli.models import print_profile, summary_of
 from pyrun.errors import UserError
+from pyrun.extras import has_native
 from pyrun.home import Home
 from pyrun.machine.backends import runtime_environment
 from pyrun.machine.describe import Machine
+from pyrun.machine.names import AUTO
 from pyrun.machine.snapshot import Snapshot
 from pyrun.models.default import CHAT_TEMPLATE, DEFAULT_SIZE, DESCRIPTION, default_model_path, ensure_default_model
 from pyrun.models.facts import facts_of_name
@@ -251,7 +252,7 @@ class _View:
         key = find_key(self._settings.extra, os.environ)
         value = key.value if key else None
         console.say(f"cache: {summary(url, self._home.root, value)}")
-        if told := fingerprint(url, value):
+        if has_native() and (told := fingerprint(url, value)):
             cache, name = told
             remember(cache, self._settings.model, name)  # --list-models asks for it
         if not self._seen_ready:
