@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import click
 from click.core import ParameterSource
@@ -26,9 +26,11 @@ SERVER_ONLY = ("--host", "--port", "--ctx", "--no-build", "--noauto", "--print-p
 
 @dataclass(frozen=True)
 class Invocation:
-    """What click does not see: the words behind `--`, which belong to llama-server."""
+    """What click does not see: the words behind `--`, which belong to llama-server, and llama-run.toml."""
 
     extra: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    file: Path = Path("llama-run.toml")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Root(click.Group):
     LATER: ClassVar = {
         "build": ("pyrun.cli.build", "build_command"),
         "cache": ("pyrun.cli.cache", "cache_group"),
+        "config": ("pyrun.cli.config", "config_group"),
         "connect": ("pyrun.cli.connect", "connect_command"),
         "doctor": ("pyrun.cli.doctor", "doctor_command"),
         "experts": ("pyrun.cli.experts", "experts_command"),
@@ -62,6 +65,7 @@ class Root(click.Group):
     BRIEFLY: ClassVar = {
         "build": "Build llama-server from the pinned, patched llama.cpp.",
         "cache": "Show, check and clean the stored state, while no server uses it.",
+        "config": "Show the settings of llama-run.toml, and an example of it.",
         "connect": "Make a coding agent use the running server.",
         "doctor": "Show what this machine is, how that was found, and what is missing for each backend.",
         "experts": "Show which experts of a mixture-of-experts model work, layer by layer.",
@@ -95,11 +99,20 @@ class Root(click.Group):
         self, context: click.Context, words: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
-            return super().resolve_command(context, words)
+            name, command, rest = super().resolve_command(context, words)
         except click.NoSuchOption:
             raise
         except click.UsageError as error:
             raise UnknownCommandError(words, error) from error
+        invocation = context.find_object(Invocation)
+        if name and command and invocation and name in invocation.settings:
+            from pyrun.cli.defaults import command_defaults
+            from pyrun.settings import table_of
+
+            table = table_of(invocation.settings, name, invocation.file)
+            defaults = command_defaults(command, table, f"{invocation.file}: [{name}]", invocation.file)
+            context.default_map = {**(context.default_map or {}), name: defaults}
+        return name, command, rest
 
 
 @click.group(
@@ -192,7 +205,7 @@ def cli(
         raise click.UsageError("words behind `--` are for llama-server; they go with --server only")
     if context.invoked_subcommand is not None:
         return
-    if (quant is not None or mmproj) and download is None:
+    if ("--quant" in given or "--mmproj" in given) and download is None:
         raise click.UsageError("--quant and --mmproj go with --download")
     if download is not None and (served is not None or list_models or list_backends):
         raise click.UsageError("--download goes alone; start the model afterwards, with --server")
@@ -220,25 +233,33 @@ def cli(
 
         run_download(find_home(), download, quant, mmproj)
     elif served is not None:
+        from pyrun.cli.defaults import server_model, server_words
+        from pyrun.cli.model_settings import with_model_settings
         from pyrun.cli.server import ServerOptions, run_server
 
-        if cache_ssd is not None and no_cache_ssd:
+        if "--cache-ssd" in given and "--no-cache-ssd" in given:
             raise click.UsageError("--cache-ssd and --no-cache-ssd do not go together")
+        words = server_words(extra.settings, extra.file)
         options = ServerOptions(
-            model=served.model,
+            model=served.model or server_model(extra.settings, extra.file),
             backend=backend,
             host=host,
             port=port,
             ctx=ctx,
-            cache=cache_ssd,
-            no_cache=no_cache_ssd,
+            # The file may turn the cache off; a folder that is typed counts more.
+            cache=None if no_cache_ssd and "--cache-ssd" not in given else cache_ssd,
+            no_cache=no_cache_ssd and "--cache-ssd" not in given,
             build=not no_build,
             auto=not noauto,
             print_profile=print_profile,
             dry_run=dry_run,
-            extra=extra.extra,
+            extra=(*words, *extra.extra),
         )
-        run_server(find_home(), options)
+
+        def of_model(name: str, options: ServerOptions) -> ServerOptions:
+            return with_model_settings(cli, options, name, extra.settings, extra.file, given, os.environ)
+
+        run_server(find_home(), options, of_model)
     elif given:
         raise click.UsageError(f"{given[0]} goes with --server")
     else:
@@ -277,6 +298,29 @@ def _show(error: click.ClickException, words: list[str]) -> None:
         console.show_hint(hint)
 
 
+def _read_settings(words: list[str], extra: tuple[str, ...]) -> Invocation:
+    """Help is given whatever is in the file."""
+    if not words or {"-h", "--help", "--version"} & set(words):
+        return Invocation(extra)
+    file = find_home().settings
+    if not file.exists():
+        return Invocation(extra)
+    from pyrun.cli.defaults import FREE, ROOT_TABLES
+    from pyrun.settings import check_names, read_settings
+
+    settings = read_settings(file)
+    check_names(settings, [*ROOT_TABLES, *FREE, *Root.LATER], str(file), "table")
+    return Invocation(extra, settings, file)
+
+
+def _root_defaults(invocation: Invocation) -> dict[str, Any]:
+    if not invocation.settings:
+        return {}
+    from pyrun.cli.defaults import root_defaults
+
+    return root_defaults(cli, invocation.settings, invocation.file, os.environ)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script enters here."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -285,7 +329,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A polite kill ends like Ctrl-C: whatever was started is stopped first.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     try:
-        cli.main(own, prog_name="llama-run", standalone_mode=False, obj=Invocation(extra))
+        invocation = _read_settings(own, extra)
+        defaults = _root_defaults(invocation)
+        cli.main(own, prog_name="llama-run", standalone_mode=False, obj=invocation, default_map=defaults)
     except (UserError, ImportError) as error:
         known = explain_import(error) if isinstance(error, ImportError) else error
         if known is None:

@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -64,10 +65,16 @@ class ServerOptions:
     extra: tuple[str, ...]
 
 
-def run_server(home: Home, options: ServerOptions) -> None:
+def run_server(
+    home: Home,
+    options: ServerOptions,
+    of_model: Callable[[str, ServerOptions], ServerOptions] = lambda name, options: options,
+) -> None:
+    """`of_model` adds what the user has set for the model that is chosen."""
     # The cheap checks come first: nobody wants to hear of a busy port after ten minutes of building.
-    address = choose_address(options.host, options.port, options.extra, os.environ)
     model = _choose_model(home, options.model)
+    options = of_model(Path(model.name).name, options)
+    address = choose_address(options.host, options.port, options.extra, os.environ)
     cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
     settled = settle_backend(home, options.backend, may_build=options.build)
     if options.backend == AUTO:
