@@ -30,7 +30,7 @@ SERVER_ONLY = {
 # A model's own table may hold these, and they count more than those of [server].
 OF_MODEL = ("backend", "host", "port", "ctx", "cache-ssd", "no-cache-ssd", "noauto", "arguments")
 # Nobody wants these to happen every time.
-NEVER = ("yes", "all", "clean", "export-patches", "into", "reset", "repair")
+NEVER = ("yes", "all", "clean", "export-patches", "into", "reset", "repair", "remove")
 # Some tables hold more than flags, and have a reader of their own.
 MORE = {"memory": ("limit",), "tools": ("include",)}
 FREE = ("models", "providers")  # names of the user's own stand in these

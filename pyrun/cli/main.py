@@ -57,6 +57,7 @@ class Root(click.Group):
         "connect": ("pyrun.cli.connect", "connect_command"),
         "doctor": ("pyrun.cli.doctor", "doctor_command"),
         "experts": ("pyrun.cli.experts", "experts_command"),
+        "install-link": ("pyrun.cli.install_link", "install_link_command"),
         "memory": ("pyrun.cli.memory", "memory_group"),
         "tools": ("pyrun.cli.tools", "tools_group"),
         "where": ("pyrun.cli.where", "where_command"),
@@ -64,11 +65,12 @@ class Root(click.Group):
     # What --help says of them, without loading them; a test compares it with what they say themselves.
     BRIEFLY: ClassVar = {
         "build": "Build llama-server from the pinned, patched llama.cpp.",
-        "cache": "Show, check and clean the stored state, while no server uses it.",
+        "cache": "Show, check and clean the stored state.",
         "config": "Show the settings of llama-run.toml, and an example of it.",
         "connect": "Make a coding agent use the running server.",
         "doctor": "Show what this machine is, how that was found, and what is missing for each backend.",
         "experts": "Show which experts of a mixture-of-experts model work, layer by layer.",
+        "install-link": "Make `llama-run` work from every folder, by a link to this clone.",
         "memory": "Search what left a conversation, and keep facts.",
         "tools": "Serve tools to agents, by MCP over stdin and stdout: files, HTTP, JSON, memory, other models, "
         "commands.",
@@ -302,8 +304,12 @@ def _read_settings(words: list[str], extra: tuple[str, ...]) -> Invocation:
     """Help is given whatever is in the file."""
     if not words or {"-h", "--help", "--version"} & set(words):
         return Invocation(extra)
-    file = find_home().settings
-    if not file.exists():
+    try:
+        file = find_home().settings
+        is_there = file.exists()
+    except (UserError, OSError):
+        return Invocation(extra)  # commands that need the folder say what is wrong with it
+    if not is_there:
         return Invocation(extra)
     from pyrun.cli.defaults import FREE, ROOT_TABLES
     from pyrun.settings import check_names, read_settings

@@ -32,12 +32,21 @@ from pyrun.machine.backends import runtime_environment
 from pyrun.machine.describe import Machine
 from pyrun.machine.names import AUTO
 from pyrun.machine.snapshot import Snapshot
-from pyrun.models.default import CHAT_TEMPLATE, DEFAULT_SIZE, DESCRIPTION, default_model_path, ensure_default_model
+from pyrun.models.default import (
+    CHAT_TEMPLATE,
+    DEFAULT_SIZE,
+    DESCRIPTION,
+    SAMPLING,
+    default_model_path,
+    ensure_default_model,
+)
 from pyrun.models.facts import facts_of_name
 from pyrun.models.find import Model, find_model, list_models
+from pyrun.models.fit import memory_for
 from pyrun.models.look import look, see
 from pyrun.models.profile import Profile, choose_profile, read_wishes
 from pyrun.models.slow_quants import slow_on_cpu
+from pyrun.models.suggested import suggestions
 from pyrun.server.address import Address, Key, choose_address, find_key
 from pyrun.server.command import ALIAS_VARIABLE, METADATA_VARIABLE, ServerSettings, choose_cache, server_command
 from pyrun.server.log import log_of, rotate
@@ -80,6 +89,8 @@ def run_server(
     if options.backend == AUTO:
         console.say(f"backend: {settled.backend} ({settled.why})")
     options, machine = replace(options, backend=settled.backend), settled.machine
+    if model.path == default_model_path(home) and not model.parts:
+        _suggest_models(memory_for(machine, options.backend).both)
     profile = _choose_profile(model, machine, options, cache)
     if options.print_profile:
         assert profile is not None
@@ -106,6 +117,7 @@ def run_server(
         # It is called as its file is, without folders and parts: agents show it, and a path says more than they need.
         name=None if os.environ.get(ALIAS_VARIABLE) else Path(model.name).name,
         users_by_metadata=bool(address.open_hosts or key or os.environ.get(METADATA_VARIABLE)),
+        sampling=SAMPLING if model.path == default_model_path(home) and options.auto else (),
         profile=profile.flags if profile else (),
         extra=options.extra,
     )
@@ -140,6 +152,12 @@ def _choose_profile(model: Model, machine: Machine, options: ServerOptions, cach
         return None
     wishes = read_wishes(options.ctx, options.extra, os.environ)
     return choose_profile(facts, machine, options.backend, wishes, has_ssd_cache=bool(cache))
+
+
+def _suggest_models(memory: int) -> None:
+    """Says, at the first start without a model, which ones this machine is good for."""
+    for one in suggestions(memory):
+        console.say(f"  {console.size(one.size):>8}  llama-run --download {one.name}  ({one.note})")
 
 
 def _built_in(path: Path) -> Model:

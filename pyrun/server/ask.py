@@ -59,13 +59,15 @@ def _session(url: str, verify: bool) -> Iterator[requests.Session]:
         yield session
 
 
-def ask(url: str, path: str, key: str | None = None, *, post: object = None, verify: bool = True) -> Any:
-    """Gives what the server answers, as JSON: to GET, or to POST of `post`."""
+def ask(
+    url: str, path: str, key: str | None = None, *, post: object = None, delete: bool = False, verify: bool = True
+) -> Any:
+    """Gives what the server answers, as JSON: to GET, to POST of `post`, or to DELETE."""
     import requests
 
     url = server_url(url)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    method = "GET" if post is None else "POST"
+    method = "DELETE" if delete else "GET" if post is None else "POST"
     try:
         with _session(url, verify) as session:
             answer = session.request(

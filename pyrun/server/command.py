@@ -26,6 +26,7 @@ class ServerSettings:
     web_page: Path | None = None  # the folder to serve at /, where upstream's page is not built in
     name: str | None = None  # clients know the model by it; None leaves it to llama-server, which takes its path
     users_by_metadata: bool = True  # metadata.user_id of the Anthropic API tells users apart
+    sampling: tuple[str, ...] = ()  # flags that the model's makers advise
     profile: tuple[str, ...] = ()  # flags that suit the model and the machine
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
 
@@ -47,7 +48,7 @@ def server_command(settings: ServerSettings) -> list[str]:
         command += ["--alias", settings.name]
     if not settings.users_by_metadata and not has_flag(settings.extra, METADATA_FLAG):
         command += [METADATA_FLAG, "off"]
-    return [*command, *settings.profile, *settings.extra]
+    return [*command, *settings.profile, *settings.sampling, *settings.extra]
 
 
 def choose_cache(

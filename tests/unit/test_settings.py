@@ -12,7 +12,7 @@ from write_docs import PAGES, settings_page
 
 from pyrun.cli.config import example
 from pyrun.cli.main import cli, main
-from pyrun.settings import tomllib
+from pyrun.settings import read_settings
 
 
 @pytest.fixture
@@ -158,7 +158,8 @@ def test_example_is_a_file_that_can_be_used(clone: Path, capsys: pytest.CaptureF
     assert shlex.split(before)
     settings = [line for line in text.splitlines() if line.startswith(("# [", "[")) or " = " in line]
     uncommented = "\n".join(line.removeprefix("# ") for line in settings if not line.startswith("# With"))
-    assert tomllib.loads(uncommented)["models"]["qwen3*"]["ctx"] == 65536
+    (clone / "llama-run.toml").write_text(uncommented)
+    assert read_settings(clone / "llama-run.toml")["models"]["qwen3*"]["ctx"] == 65536
 
 
 def test_page_of_settings_is_generated_from_the_commands() -> None:
