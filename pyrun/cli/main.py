@@ -59,6 +59,11 @@ class Root(click.Group):
         "experts": ("pyrun.cli.experts", "experts_command"),
         "install-link": ("pyrun.cli.install_link", "install_link_command"),
         "memory": ("pyrun.cli.memory", "memory_group"),
+        "logs": ("pyrun.cli.background", "logs_command"),
+        "service": ("pyrun.cli.service", "service_group"),
+        "start": ("pyrun.cli.background", "start_command"),
+        "status": ("pyrun.cli.background", "status_command"),
+        "stop": ("pyrun.cli.background", "stop_command"),
         "tools": ("pyrun.cli.tools", "tools_group"),
         "where": ("pyrun.cli.where", "where_command"),
     }
@@ -72,6 +77,11 @@ class Root(click.Group):
         "experts": "Show which experts of a mixture-of-experts model work, layer by layer.",
         "install-link": "Make `llama-run` work from every folder, by a link to this clone.",
         "memory": "Search what left a conversation, and keep facts.",
+        "logs": "Show what a server in the background says.",
+        "service": "Run the server as a systemd user service.",
+        "start": "Start a server in the background: as --server does, but it stays when the terminal goes.",
+        "status": "Show the servers that `llama-run start` started and that still run.",
+        "stop": "Stop a server that `llama-run start` started.",
         "tools": "Serve tools to agents, by MCP over stdin and stdout: files, HTTP, JSON, memory, other models, "
         "commands.",
         "where": "Show where models, stored state, settings, builds and logs are.",
@@ -203,8 +213,8 @@ def cli(
     given = _given(context)
     if context.invoked_subcommand is not None and given:
         raise click.UsageError(f"{given[0]} does not go with `{context.invoked_subcommand}`")
-    if served is None and extra.extra:
-        raise click.UsageError("words behind `--` are for llama-server; they go with --server only")
+    if served is None and extra.extra and context.invoked_subcommand != "start":
+        raise click.UsageError("words behind `--` are for llama-server; they go with --server and start only")
     if context.invoked_subcommand is not None:
         return
     if ("--quant" in given or "--mmproj" in given) and download is None:
