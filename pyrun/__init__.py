@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyrun.engine import Answer, Engine, Stream, Verified
+
+__all__ = ["Answer", "Engine", "Stream", "Verified"]
 
 
 class _MissingModule:
@@ -23,4 +28,6 @@ def __getattr__(name: str) -> Any:
             return import_module("pyrun._kernels")
         except ImportError as error:
             return _MissingModule(error)
+    if name in __all__:
+        return getattr(import_module("pyrun.engine"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
