@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from pyrun import console
+from pyrun.cli.completion import complete_model
 from pyrun.errors import UserError
 from pyrun.home import CODE, Home, find_home, is_clone
 from pyrun.machine.names import AUTO, BACKENDS
@@ -36,7 +37,7 @@ def own_command() -> list[str]:
 
 
 @click.command("start")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.")
 @click.option("--backend", type=click.Choice([AUTO, *BACKENDS]), help="What to run on.")

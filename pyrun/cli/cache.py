@@ -29,6 +29,7 @@ from pyrun.cache.folder import HeldError, Model, Visited
 from pyrun.cache.look import Listing, Progress, Stats, Verified, cache_stats, list_cache, verify_cache
 from pyrun.cache.remote import list_server, server_stats
 from pyrun.cache.running import server_of
+from pyrun.cli.completion import complete_conversation, complete_stored_model
 from pyrun.cli.why import why_command
 from pyrun.errors import UserError
 from pyrun.home import find_home
@@ -58,7 +59,10 @@ def common_options(command: Command) -> Command:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout."),
         click.option(
-            "--model", metavar="NAME", help="Only the model with this in its name, or at the start of its fingerprint."
+            "--model",
+            metavar="NAME",
+            shell_complete=complete_stored_model,
+            help="Only the model with this in its name, or at the start of its fingerprint.",
         ),
         click.option(
             "--cache-ssd",
@@ -272,7 +276,7 @@ def _print_collected(one: Collected, corrupt: bool) -> None:
 
 
 @cache_group.command("rm")
-@click.argument("hashes", metavar="[HASH]...", nargs=-1)
+@click.argument("hashes", metavar="[HASH]...", nargs=-1, shell_complete=complete_conversation)
 @click.option(
     "--all",
     "everything",

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 from click.core import ParameterSource
@@ -19,6 +19,9 @@ from pyrun.extras import explain_import
 from pyrun.home import find_home, version
 from pyrun.machine.names import AUTO, BACKENDS
 from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, HOST_VARIABLE, PORT_VARIABLE
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 WIDTH = 110  # of what --help says, at most
 SERVER_ONLY = ("--host", "--port", "--ctx", "--no-build", "--noauto", "--print-profile", "--dry-run")
@@ -53,6 +56,7 @@ class Root(click.Group):
     LATER: ClassVar = {
         "build": ("pyrun.cli.build", "build_command"),
         "cache": ("pyrun.cli.cache", "cache_group"),
+        "completion": ("pyrun.cli.completion", "completion_command"),
         "config": ("pyrun.cli.config", "config_group"),
         "connect": ("pyrun.cli.connect", "connect_command"),
         "doctor": ("pyrun.cli.doctor", "doctor_command"),
@@ -71,6 +75,7 @@ class Root(click.Group):
     BRIEFLY: ClassVar = {
         "build": "Build llama-server from the pinned, patched llama.cpp.",
         "cache": "Show, check and clean the stored state.",
+        "completion": "Print what makes the TAB key complete commands, flags, models, conversations and backends.",
         "config": "Show the settings of llama-run.toml, and an example of it.",
         "connect": "Make a coding agent use the running server.",
         "doctor": "Show what this machine is, how that was found, and what is missing for each backend.",
@@ -107,6 +112,13 @@ class Root(click.Group):
         command = self.get_command(context, name)
         return command.get_short_help_str(limit=WIDTH) if command else ""
 
+    def shell_complete(self, context: click.Context, start: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.list_commands(context) if name.startswith(start)]
+        flags = click.Command.shell_complete(self, context, start)
+        return [*(CompletionItem(name, help=self._briefly(context, name)) for name in names), *flags]
+
     def resolve_command(
         self, context: click.Context, words: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -140,6 +152,7 @@ class Root(click.Group):
     flag_value="",
     callback=lambda context, option, name: None if name is None else Served(name or None),
     metavar="[MODEL]",
+    shell_complete=lambda context, option, start: _complete_model(context, option, start),
     help="Serve MODEL: a path, a name in models/, or a unique part of one. It may be left out where there is only one, "
     "or none: then a small built-in one is taken.",
 )
@@ -282,6 +295,12 @@ def _given(context: click.Context) -> list[str]:
     """Finds the flags that stand on the command line."""
     told = ParameterSource.COMMANDLINE
     return [p.opts[0] for p in context.command.params if p.name and context.get_parameter_source(p.name) is told]
+
+
+def _complete_model(context: click.Context, option: click.Parameter, start: str) -> list[CompletionItem]:
+    from pyrun.cli.completion import complete_model
+
+    return complete_model(context, option, start)
 
 
 def _show_version(context: click.Context) -> None:

@@ -11,6 +11,7 @@ import click
 
 from pyrun import console
 from pyrun.cli.background import own_command
+from pyrun.cli.completion import complete_model
 from pyrun.errors import UserError
 from pyrun.home import Home, InstalledHome, find_home
 from pyrun.service.unit import MARK, NAME, unit
@@ -25,7 +26,7 @@ def service_group() -> None:
 
 
 @service_group.command("install")
-@click.argument("model", required=False)
+@click.argument("model", required=False, shell_complete=complete_model)
 @click.option("--print", "only_print", is_flag=True, help="Print the unit, and write nothing.")
 @click.pass_context
 def install_command(context: click.Context, model: str | None, only_print: bool) -> None:
