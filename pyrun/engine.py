@@ -55,7 +55,7 @@ class Answer:
 
     @property
     def source(self) -> str:
-        """Where the state came from: none, slot, ram or disk, in the server's own words."""
+        """Where the state came from, as the server names it: `none` where nothing was reused."""
         return str(self.timings.get("cache_source", "none"))
 
 
@@ -301,5 +301,5 @@ def _is_same(reused: Sequence[Mapping[str, Any]], cold: Sequence[Mapping[str, An
     for one, other in zip(reused, cold, strict=False):
         if one["id"] != other["id"]:
             likely = {entry["id"]: entry["logprob"] for entry in other["top_logprobs"]}
-            return abs(likely.get(one["id"], -1e9) - likely.get(other["id"], 0.0)) < TIE
+            return bool(abs(likely.get(one["id"], -1e9) - likely.get(other["id"], 0.0)) < TIE)
     return len(reused) == len(cold)

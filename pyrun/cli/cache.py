@@ -357,10 +357,12 @@ def _ask_holders(found: Visited[T], ask_one: Callable[[str, str | None], Visited
     models, held = list(found.models), []
     for one in found.held:
         server = server_of(one)
+        try:
+            models += ask_one(server.url, server.key).models if server else []
+        except UserError:
+            server = None  # it is still loading, or stopping
         if server is None:
             held.append(one)
-        else:
-            models += ask_one(server.url, server.key).models
     return Visited(found.cache, models, held)
 
 

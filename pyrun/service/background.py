@@ -71,7 +71,12 @@ def _spawn(command: Sequence[str], output: int) -> int:
         (os.POSIX_SPAWN_DUP2, output, 2),
     ]
     return os.posix_spawn(
-        command[0], command, os.environ, file_actions=actions, setsid=True, setsigdef=[signal.SIGINT, signal.SIGPIPE]
+        command[0],
+        list(command),
+        os.environ,
+        file_actions=actions,
+        setsid=True,
+        setsigdef=[signal.SIGINT, signal.SIGPIPE],
     )
 
 
