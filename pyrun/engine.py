@@ -201,7 +201,7 @@ class Engine:
             int(reused["timings"]["cache_n"]),
             reused["content"],
             cold["content"],
-            _is_same(reused["completion_probabilities"], cold["completion_probabilities"]),
+            is_same(reused["completion_probabilities"], cold["completion_probabilities"]),
         )
 
     def close(self) -> None:
@@ -296,7 +296,7 @@ def _reason(response: Any) -> str:
         return "is it a server of llama-run?"
 
 
-def _is_same(reused: Sequence[Mapping[str, Any]], cold: Sequence[Mapping[str, Any]]) -> bool:
+def is_same(reused: Sequence[Mapping[str, Any]], cold: Sequence[Mapping[str, Any]]) -> bool:
     """Two runs are the same up to where they part, and may part at a tie only."""
     for one, other in zip(reused, cold, strict=False):
         if one["id"] != other["id"]:

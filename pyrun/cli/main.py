@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 WIDTH = 110  # of what --help says, at most
-SERVER_ONLY = ("--host", "--port", "--ctx", "--no-build", "--noauto", "--print-profile", "--dry-run")
+SERVER_ONLY = ("--all", "--host", "--port", "--ctx", "--no-build", "--noauto", "--print-profile", "--dry-run")
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,9 @@ class Root(click.Group):
     "or none: then a small built-in one is taken.",
 )
 @click.option(
+    "--all", "everything", is_flag=True, help="With --server: all models in models/, each loaded when it is asked for."
+)
+@click.option(
     "--list-models",
     is_flag=True,
     help="List the models in models/: what they are, how many conversations are stored, and whether they fit.",
@@ -205,6 +208,7 @@ class Root(click.Group):
 def cli(
     context: click.Context,
     served: Served | None,
+    everything: bool,
     list_models: bool,
     list_backends: bool,
     download: str | None,
@@ -238,6 +242,8 @@ def cli(
         raise click.UsageError("--list-models and --list-backends do not go with --server")
     if served is None and (stray := [flag for flag in given if flag in SERVER_ONLY]):
         raise click.UsageError(f"{stray[0]} goes with --server")
+    if everything and ((served and served.model) or print_profile):
+        raise click.UsageError("--all serves all models, each with its own profile; name none, and print none")
     if print_profile and noauto:
         raise click.UsageError("--noauto leaves no profile to print")
     if list_models or list_backends:
@@ -284,7 +290,12 @@ def cli(
         def of_model(name: str, options: ServerOptions) -> ServerOptions:
             return with_model_settings(cli, options, name, extra.settings, extra.file, given, os.environ)
 
-        run_server(find_home(), options, of_model)
+        if everything:
+            from pyrun.cli.router import run_router
+
+            run_router(find_home(), options, of_model)
+        else:
+            run_server(find_home(), options, of_model)
     elif given:
         raise click.UsageError(f"{given[0]} goes with --server")
     else:

@@ -101,7 +101,7 @@ def run_server(
             make_cache(Path(cache))
         for host in address.hosts:
             check_port(host, address.port)
-        _ensure_built(home, options, settled.snapshot)
+        ensure_built(home, options, settled.snapshot)
         if model.path == default_model_path(home):
             ensure_default_model(home)
             profile = _choose_profile(_built_in(model.path), machine, options, cache)
@@ -121,11 +121,7 @@ def run_server(
         profile=profile.flags if profile else (),
         extra=options.extra,
     )
-    if address.open_hosts and key is None:
-        console.say(
-            f"warning: {', '.join(address.open_hosts)} can be reached from other machines and there is no API key; "
-            "add `-- --api-key SECRET`, or leave --host out"
-        )
+    warn_of_open_server(address, key)
     if options.dry_run:
         click.echo(shlex.join(server_command(settings)))
         return
@@ -138,11 +134,24 @@ def run_server(
                 console.say(f"note: {slow}")
     if warning := device_warning(settled):
         console.say(warning)
-    for name, value in runtime_environment(machine, options.backend).items():
+    use_runtime(machine, options.backend)
+    supervise(home, settings)
+
+
+def warn_of_open_server(address: Address, key: Key | None) -> None:
+    if address.open_hosts and key is None:
+        console.say(
+            f"warning: {', '.join(address.open_hosts)} can be reached from other machines and there is no API key; "
+            "add `-- --api-key SECRET`, or leave --host out"
+        )
+
+
+def use_runtime(machine: Machine, backend: str) -> None:
+    """Sets the variables that the backend needs here; the server inherits them."""
+    for name, value in runtime_environment(machine, backend).items():
         if name not in os.environ:
             console.say(f"{name}={value}")
-            os.environ[name] = value  # the server inherits it
-    supervise(home, settings)
+            os.environ[name] = value
 
 
 def _choose_profile(model: Model, machine: Machine, options: ServerOptions, cache: str | None) -> Profile | None:
@@ -186,7 +195,7 @@ def _say_which(models: list[Model]) -> UserError:
     return UserError(f"there are several models; say which one to serve:\n{names}", hint)
 
 
-def _ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> None:
+def ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> None:
     backend = options.backend
     if not options.build:
         if not is_built(home, backend):
@@ -276,8 +285,9 @@ class _View:
         console.say(f"ready at {url} after {seconds:.1f} s ({detail}); Ctrl-C stops it")
         key = find_key(self._settings.extra, os.environ)
         value = key.value if key else None
-        console.say(f"cache: {summary(url, self._home.root, value)}")
-        if has_native() and (told := fingerprint(url, value)):
+        if self._settings.at_once is None:
+            console.say(f"cache: {summary(url, self._home.root, value)}")
+        if self._settings.at_once is None and has_native() and (told := fingerprint(url, value)):
             cache, name = told
             remember(cache, self._settings.model, name)  # --list-models asks for it
         if not self._seen_ready:

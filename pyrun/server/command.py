@@ -18,7 +18,7 @@ CACHE_VARIABLE, METADATA_VARIABLE, ALIAS_VARIABLE = "LLAMA_ARG_CACHE_SSD", "LLAM
 @dataclass(frozen=True)
 class ServerSettings:
     binary: Path
-    model: Path
+    model: Path  # or, for several, the file of their presets
     address: Address = field(default_factory=Address)
     ctx: int | None = None
     cache: str | None = None  # the folder of the SSD cache; None leaves the flag out
@@ -28,11 +28,15 @@ class ServerSettings:
     users_by_metadata: bool = True  # metadata.user_id of the Anthropic API tells users apart
     sampling: tuple[str, ...] = ()  # flags that the model's makers advise
     profile: tuple[str, ...] = ()  # flags that suit the model and the machine
+    at_once: int | None = None  # so many of several models may be loaded together; None where there is one model
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
 
 
 def server_command(settings: ServerSettings) -> list[str]:
-    command = [str(settings.binary), "--model", str(settings.model)]
+    if settings.at_once is None:
+        command = [str(settings.binary), "--model", str(settings.model)]
+    else:
+        command = [str(settings.binary), "--models-preset", str(settings.model), "--models-max", str(settings.at_once)]
     address = {"--host": settings.address.host, "--port": str(settings.address.port)}
     command += [word for flag, value in address.items() if not has_flag(settings.extra, flag) for word in (flag, value)]
     command.append("--jinja")

@@ -90,7 +90,7 @@ def test_arguments_reach_the_server(
 ) -> None:
     started: list[tuple[str, ...]] = []
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
-    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options, snapshot: None)
+    monkeypatch.setattr("pyrun.cli.server.ensure_built", lambda home, options, snapshot: None)
     monkeypatch.setattr("pyrun.cli.server.ensure_default_model", lambda home: None)
     monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings: started.append(settings.extra))
     code, out, _ = run(capsys, *arguments.split())
@@ -201,7 +201,7 @@ def test_folder_that_cannot_hold_the_cache_is_found_out_before_loading(
     clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
-    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options: pytest.fail("it is late to say so"))
+    monkeypatch.setattr("pyrun.cli.server.ensure_built", lambda home, options: pytest.fail("it is late to say so"))
     (clone / "file").write_text("x")
     (clone / "photos").mkdir()
     (clone / "photos" / "cat.jpg").write_text("x")
@@ -225,7 +225,7 @@ def test_cache_folder_is_closed_to_others(
     clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
-    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options, snapshot: None)
+    monkeypatch.setattr("pyrun.cli.server.ensure_built", lambda home, options, snapshot: None)
     monkeypatch.setattr("pyrun.cli.server.ensure_default_model", lambda home: None)
     monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings: None)
     assert run(capsys, "--server", "--cache-ssd", "new/cache")[0] == 0
