@@ -59,7 +59,8 @@ def start(command: Sequence[str], logs: Path, port: int, url: str) -> Started:
         started = Started(port, pid, psutil.Process(pid).create_time(), url, str(log), str(log_of(logs, port)))
         _write(_file(logs, port), started)
     except OSError as error:
-        raise UserError(f"cannot start {command[0]}: {error.strerror}", f"check who owns {logs}") from error
+        what = error.filename or command[0]
+        raise UserError(f"cannot use {what}: {error.strerror}", "check who owns it, and the disk") from error
     return started
 
 
