@@ -13,8 +13,8 @@ import psutil
 
 from benchmarks.records import Noise
 from pyrun.home import Home, version
-from pyrun.machine.backends import BACKENDS
 from pyrun.machine.describe import describe
+from pyrun.machine.names import BACKENDS
 from pyrun.machine.probe import probe
 from pyrun.models.facts import ModelFacts
 from pyrun.models.find import Model

@@ -18,7 +18,7 @@ SIZE = (7.2, 4.2)
 LOOKS = {"cold": ("cold", 0.4, ""), "warm": ("after a restart", 1.0, ""), "ram": ("from RAM", 0.7, "//")}
 
 
-HOW_TO_GET = "`./llama-run --version` installs matplotlib"
+HOW_TO_GET = "`./llama-run --version` installs matplotlib in a clone, `pip install 'llama-run[plot]'` elsewhere"
 
 
 def can_draw() -> bool:

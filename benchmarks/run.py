@@ -31,7 +31,7 @@ from benchmarks.stats import summarise
 from pyrun import console
 from pyrun.errors import UserError
 from pyrun.home import Home
-from pyrun.machine.backends import BACKENDS
+from pyrun.machine.names import BACKENDS
 from pyrun.models.default import CHAT_TEMPLATE, default_model_path, ensure_default_model
 from pyrun.models.facts import ModelFacts
 from pyrun.models.find import Model, find_model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -24,6 +26,8 @@ from rich.text import Text
 
 from pyrun.errors import UserError
 
+COMMAND_VARIABLE = "LLAMA_RUN_COMMAND"  # ./llama-run sets it
+OWN_COMMAND = re.compile(r"(?<=`)llama-run(?= )|(?<![\w./-])llama-run(?= --)")
 out = Console(soft_wrap=True, highlight=False)
 err = Console(stderr=True, soft_wrap=True, highlight=False)
 
@@ -34,7 +38,13 @@ def say(message: str) -> None:
 
 def _encodable(text: str) -> str:
     """File names may hold bytes that are no text; a message about them must still come out."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return as_typed(text).encode("utf-8", "replace").decode("utf-8")
+
+
+def as_typed(text: str) -> str:
+    """Names our commands as they can be copied: ./llama-run says so where `llama-run` alone would not be found."""
+    command = os.environ.get(COMMAND_VARIABLE)
+    return OWN_COMMAND.sub(lambda _: command, text) if command else text
 
 
 def show_error(error: UserError) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from pyrun.errors import UserError
+
+CODE = Path(__file__).resolve().parents[1]  # a clone, or the folder that packages are installed into
+INCLUDED = Path(__file__).resolve().parent / "included"  # an installed package has there what a build starts from
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,97 @@ class Home:
         return self.build(backend) / "bin" / "llama-server"
 
 
+@dataclass(frozen=True)
+class InstalledHome(Home):
+    """The package as pip installs it: what a build starts from is in it, and what is made lies where XDG says.
+
+    `root` holds what a person would keep: models and the memory. Upgrading the package touches none of it.
+    """
+
+    config: Path
+    state: Path
+    cache: Path
+    included: Path = INCLUDED
+
+    @property
+    def pin(self) -> Path:
+        return self.included / "llama.cpp" / "upstream.toml"
+
+    @property
+    def patches(self) -> Path:
+        return self.included / "patches"
+
+    @property
+    def kernels(self) -> Path:
+        return self.included / "kernels"
+
+    @property
+    def downloads(self) -> Path:
+        return self.cache / "llama.cpp" / "dist"
+
+    @property
+    def source(self) -> Path:
+        return self.cache / "llama.cpp" / "source"
+
+    @property
+    def build_lock(self) -> Path:
+        return self.cache / "llama.cpp" / ".lock"
+
+    @property
+    def kv_cache(self) -> Path:
+        return self.state / "kv-cache"
+
+    @property
+    def settings(self) -> Path:
+        return self.config / "llama-run.toml"
+
+    @property
+    def logs(self) -> Path:
+        return self.state / "logs"
+
+    @property
+    def deps(self) -> Path:
+        return self.cache / "deps"
+
+    @property
+    def web_page(self) -> Path:
+        return CODE / "pyrun" / "web"
+
+    @property
+    def unpatched(self) -> Path:
+        return self.cache / "upstream"
+
+    def build(self, backend: str) -> Path:
+        return self.cache / "llama.cpp" / "build" / backend
+
+
+def installed_home(environment: Mapping[str, str], included: Path = INCLUDED) -> InstalledHome:
+    """A variable of XDG counts where it holds an absolute path, as its specification has it."""
+
+    def folder(variable: str, otherwise: str) -> Path:
+        named = Path(environment.get(variable, ""))
+        return (named if named.is_absolute() else Path.home() / otherwise) / "llama-run"
+
+    return InstalledHome(
+        root=folder("XDG_DATA_HOME", ".local/share"),
+        config=folder("XDG_CONFIG_HOME", ".config"),
+        state=folder("XDG_STATE_HOME", ".local/state"),
+        cache=folder("XDG_CACHE_HOME", ".cache"),
+        included=included,
+    )
+
+
+def is_clone() -> bool:
+    """Says whether this package runs from a clone."""
+    return (CODE / "pyproject.toml").is_file()
+
+
 def find_home() -> Home:
-    """Finds the checkout this package runs from, or the one that LLAMA_RUN_HOME names."""
+    """Finds the clone this package runs from, or the one that LLAMA_RUN_HOME names; else the package's own folders."""
     named = os.environ.get("LLAMA_RUN_HOME")
-    home = Home(Path(named).resolve() if named else Path(__file__).resolve().parents[1])
+    if not named and not is_clone() and INCLUDED.is_dir():
+        return installed_home(os.environ)
+    home = Home(Path(named).resolve() if named else CODE)
     if not home.pin.is_file():
         raise UserError(
             f"{home.root} is not a checkout of llama-run: it has no llama.cpp/upstream.toml",
@@ -104,9 +194,11 @@ def find_home() -> Home:
 
 
 def version() -> str:
+    from importlib import metadata  # it takes longer to load than the rest of the launcher
+
     try:
         return metadata.version("llama-run")
     except metadata.PackageNotFoundError:  # a checkout that is used as it lies, without being installed
-        text = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+        text = (CODE / "pyproject.toml").read_text(encoding="utf-8")
         found = re.search(r'^version = "(.*)"$', text, re.MULTILINE)
         return found[1] if found else "0"

@@ -1,8 +1,10 @@
-"""`llama-run.toml`: what a person would type again."""
+"""`llama-run.toml`: what a person would type again. This is its one reader."""
 
 from __future__ import annotations
 
+import difflib
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,26 @@ else:
     import tomli as tomllib
 
 
-def read_table(path: Path, name: str) -> dict[str, Any]:
-    """A table of the file; empty where there is none."""
+def read_settings(path: Path) -> dict[str, Any]:
+    """All tables of the file; none where there is no file."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}", "check who owns it") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}", "mend the line that it names") from error
-    table = content.get(name, {})
+    return content
+
+
+def read_table(path: Path, name: str) -> dict[str, Any]:
+    """A table of the file; empty where there is none."""
+    return table_of(read_settings(path), name, path)
+
+
+def table_of(settings: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
+    table = settings.get(name, {})
     if not isinstance(table, dict):
         raise UserError(f"{path}: {name} is no table", f"write it as [{name}]")
     return table
@@ -34,5 +45,14 @@ def take(table: dict[str, Any], name: str, kind: type, where: str, default: Any 
     """A value of a table, if it is of its kind."""
     value = table.get(name, default)
     if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise UserError(f"{where}: {name} must be of kind {kind.__name__}, not {value!r}", "see docs/tools.md")
+        raise UserError(f"{where}: {name} must be of kind {kind.__name__}, not {value!r}", "see docs/settings.md")
     return value
+
+
+def check_names(given: Collection[str], known: Collection[str], where: str, what: str = "setting") -> None:
+    """Raises an error for a name that nobody reads, with the one that may be meant."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UserError(f"{where} has no {what} {name!r}", f"{hint}there are {', '.join(sorted(known))}")

@@ -13,7 +13,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["server_fixtures", "cache_server", "tool_fixtures"]
 
-OURS = ("LLAMA_RUN_HOME", "LLAMA_API_KEY", "CXX")
+OURS = ("LLAMA_RUN_COMMAND", "LLAMA_RUN_HOME", "LLAMA_API_KEY", "CXX")
 # Where agents have their settings.
 AGENTS = (
     "CLAUDE_CONFIG_DIR",

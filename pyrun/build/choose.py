@@ -10,7 +10,6 @@ from pyrun.machine.backends import Backend, Missing, build_needs, check_backends
 from pyrun.machine.describe import Machine
 from pyrun.machine.snapshot import Snapshot
 
-AUTO = "auto"
 # These follow where the best one cannot be used. ROCm is only ever chosen by name, or where it is built already.
 NEXT_BEST = {"cuda": ("cuda", "vulkan", "cpu"), "vulkan": ("vulkan", "rocm", "cpu"), "cpu": ("cpu",)}
 

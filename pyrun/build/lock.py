@@ -9,13 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pyrun import console
+from pyrun.errors import UserError
 
 
 @contextmanager
 def build_lock(path: Path) -> Iterator[None]:
     """Waits for another build of the same checkout, and says whom for. The kernel frees the lock of a dead process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("a+")
+    except OSError as error:
+        raise UserError(f"cannot write to {path.parent}: {error.strerror}", "check who owns it") from error
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyrun.errors import UserError
+from pyrun.extras import missing_extra
 
 COMPILER_PACKAGES = "Debian/Ubuntu: g++ · Fedora: gcc-c++ · Arch/SteamOS: gcc"
 
@@ -46,5 +47,5 @@ def _wheel_tool(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise UserError(f"{name} is not installed", "run ./llama-run from the clone: it installs what is needed")
+        raise missing_extra(name, "build")
     return found

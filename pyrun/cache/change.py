@@ -19,7 +19,10 @@ from pyrun.cache.folder import (
     visit,
 )
 from pyrun.cache.look import Conversation, Damage, Progress, Reading, damage_of, list_model, verify_store
+from pyrun.cache.remote import list_server
+from pyrun.cache.running import Running, server_of
 from pyrun.errors import UserError
+from pyrun.server.ask import ask
 
 HASH = re.compile(r"[0-9a-f]{4,16}")
 ANONYMOUS = _kernels.user_key("")
@@ -47,6 +50,8 @@ class Target:
     n_bytes: int
     hash: int | None = None
     name_space: bytes | None = None
+    user: str = ""
+    server: Running | None = None  # it has the model open, and removes it itself
 
 
 @dataclass(frozen=True)
@@ -100,32 +105,41 @@ def _collected(model: Model, before: int, damaged: list[Damage]) -> Collected:
 
 def select_conversations(cache: Path, hashes: Sequence[str], prefix: str | None = None) -> list[Target]:
     """Finds them by their hash or its first digits. The same prompt under several models or users means all of them."""
-    stored: list[tuple[Model, Conversation]] = []
+    stored: list[tuple[Model, Conversation, Running | None]] = []
     held: list[HeldError] = []
     for model in find_models(cache, prefix):
         try:
-            stored += [(model, conversation) for conversation in list_model(model).conversations]
+            stored += [(model, conversation, None) for conversation in list_model(model).conversations]
         except HeldError as error:
-            held.append(error)
+            server = server_of(error.held)
+            if server is None:
+                held.append(error)
+            else:
+                listed = _listed_by(server)
+                stored += [(model, conversation, server) for conversation in listed]
     chosen: dict[tuple[str, str | None, str], Target] = {}
     for wanted in hashes:
         start = wanted.lower()
         if not HASH.fullmatch(start):
             raise UserError(f"{wanted!r} is not the hash of a conversation", "give 4 to 16 digits of 0-9 and a-f")
-        found = [(model, c) for model, c in stored if c.hash.startswith(start)]
-        names = sorted({c.hash for _, c in found})
+        found = [(model, c, server) for model, c, server in stored if c.hash.startswith(start)]
+        names = sorted({c.hash for _, c, _ in found})
         if len(names) > 1:
-            listed = "".join(f"\n  {name}" for name in names)
-            raise UserError(f"{wanted} could be any of these conversations:{listed}", "give more of its digits")
+            several = "".join(f"\n  {name}" for name in names)
+            raise UserError(f"{wanted} could be any of these conversations:{several}", "give more of its digits")
         if not found and held:
             raise held[0]
         if not found:
             raise UserError(f"no conversation {wanted} is stored in {cache}", "`llama-run cache ls` shows them")
-        for model, c in found:
+        for model, c, server in found:
             name_space = bytes.fromhex(c.user) if c.user else ANONYMOUS
             key = (model.name, c.user, c.hash)
-            chosen[key] = Target(model, [c], c.bytes_own, hash=int(c.hash, 16), name_space=name_space)
+            chosen[key] = Target(model, [c], c.bytes_own, hash=int(c.hash, 16), name_space=name_space, server=server)
     return list(chosen.values())
+
+
+def _listed_by(server: Running, user: str = "") -> list[Conversation]:
+    return [c for listing in list_server(server.url, server.key, user).models for c in listing.conversations]
 
 
 def select_user(cache: Path, user: str, prefix: str | None = None) -> list[Target]:
@@ -137,8 +151,16 @@ def select_user(cache: Path, user: str, prefix: str | None = None) -> list[Targe
     for model in find_models(cache, prefix):
         folder = Path(_kernels.user_folder(str(cache), model.fingerprint, name_space))
         if folder.is_dir():
-            listed = [c for c in list_model(model).conversations if c.user == name_space.hex()]
-            targets.append(Target(model, listed, _kernels.measure_tree(str(folder)), name_space=name_space))
+            server = None
+            try:
+                listed = [c for c in list_model(model).conversations if c.user == name_space.hex()]
+            except HeldError as error:
+                server = server_of(error.held)
+                if server is None:
+                    raise
+                listed = _listed_by(server, user)
+            size = _kernels.measure_tree(str(folder))
+            targets.append(Target(model, listed, size, name_space=name_space, user=user, server=server))
     if not targets:
         raise UserError(f"nothing is stored for the user {user!r} in {cache}", "check the id: it is case-sensitive")
     return targets
@@ -167,6 +189,9 @@ def _remove_log(log: Path) -> int:
 
 
 def _remove(target: Target) -> int:
+    if target.server is not None:
+        path = f"/cache/users/{target.user}" if target.hash is None else f"/cache/conversations/{target.hash:016x}"
+        return int(ask(target.server.url, path, target.server.key, delete=True)["bytes_freed"])
     if target.name_space is None:
         check_writable(target.model.cache)
         check_writable(target.model.path)

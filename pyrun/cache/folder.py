@@ -12,7 +12,9 @@ from typing import Generic, TypeVar
 import psutil
 
 from pyrun import _kernels
+from pyrun.cache.owners import owners
 from pyrun.errors import UserError
+from pyrun.extras import has_native
 from pyrun.home import version
 
 T = TypeVar("T")
@@ -41,6 +43,11 @@ class Model:
     def path(self) -> Path:
         return self.cache / self.name
 
+    @property
+    def owner(self) -> str | None:
+        """The name of the model's file, where a server has told it."""
+        return owners(self.cache).get(self.name)
+
     def quarantined(self) -> Quarantined:
         aside = self.path / _kernels.QUARANTINE
         if not aside.is_dir():
@@ -61,7 +68,7 @@ class HeldError(UserError):
     def __init__(self, model: Model, held: Held) -> None:
         who = f"{held.process} (pid {held.pid})" if held.pid is not None else held.process
         if held.process == "llama-server":
-            hint = "stop that server first, or ask it: `llama-run cache ls --url URL`, DELETE /cache/conversations/HASH"
+            hint = "stop that server first; ls, stats, and rm of a conversation or a user ask it while it runs"
         else:
             hint = "wait until it ends, or stop it"
         super().__init__(f"{model.path} is in use by {who}", hint)
@@ -90,7 +97,7 @@ def make_cache(cache: Path) -> None:
     if not _may_write(cache):
         why = "it is on a read-only disk" if _is_read_only(cache) else "no permission to write there"
         raise UserError(f"{cache} cannot hold the cache: {why}", hint)
-    if name := _foreign(cache, entries):
+    if has_native() and (name := _foreign(cache, entries)):
         raise UserError(
             f"{cache} cannot hold the cache: it holds other things, such as {name}",
             f"give it a folder of its own: --cache-ssd {cache / 'kv-cache'}",
@@ -98,7 +105,10 @@ def make_cache(cache: Path) -> None:
 
 
 def find_models(cache: Path, prefix: str | None = None) -> list[Model]:
-    """Finds the models in a cache folder, by the start of their fingerprint where one is given. It makes nothing."""
+    """Finds the models in a cache folder. It makes nothing.
+
+    `prefix` chooses among them: by the start of a fingerprint, or by a part of a name.
+    """
     try:
         entries = sorted(cache.iterdir())
     except FileNotFoundError as error:
@@ -115,11 +125,12 @@ def find_models(cache: Path, prefix: str | None = None) -> list[Model]:
     models = [Model(cache, fingerprint) for fingerprint in _kernels.list_models(str(cache))]
     if prefix is None:
         return models
-    chosen = [model for model in models if model.name.startswith(prefix.lower())]
+    wanted, named = prefix.lower(), owners(cache)
+    chosen = [m for m in models if m.name.startswith(wanted) or wanted in named.get(m.name, "").lower()]
     if not chosen:
-        names = "".join(f"\n  {model.name}" for model in models) or " none"
+        names = "".join(f"\n  {model.name} {named.get(model.name, '')}".rstrip() for model in models) or " none"
         raise UserError(
-            f"no model in {cache} has a fingerprint that starts with {prefix!r}; these are there:{names}",
+            f"no model in {cache} has {prefix!r} in its name or begins so; these are there:{names}",
             "`llama-run cache ls` shows what is stored",
         )
     return chosen

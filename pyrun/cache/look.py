@@ -40,6 +40,7 @@ class Listing:
     bytes: int
     conversations: list[Conversation]
     damaged: int  # how many files are, as far as opening looks, which is not at every byte
+    model: str | None = None  # the file's name, as far as a server has told whose state it is
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ def list_model(model: Model) -> Listing:
             _kernels.measure_tree(str(model.path)),
             [conversation_of(c) for c in found],
             sum(store.stats().damaged.values()),
+            model.owner,
         )
 
 

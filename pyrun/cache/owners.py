@@ -47,6 +47,11 @@ def fingerprints_of(cache: Path, model: Path) -> list[str]:
     return []
 
 
+def owners(cache: Path) -> dict[str, str]:
+    """Gives the name of the model, without its folder, that each fingerprint belongs to."""
+    return {name: Path(entry["path"]).stem for entry in _read(cache) for name in entry["fingerprints"]}
+
+
 def _identity(model: Path) -> Identity:
     status = model.stat()
     return {"path": str(model.resolve()), "size": status.st_size, "mtime_ns": status.st_mtime_ns}

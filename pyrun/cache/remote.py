@@ -6,6 +6,7 @@ import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 
@@ -59,13 +60,14 @@ def _why_off(told: dict[str, Any]) -> str:
     return f"{name} (pid {pid}) has this model's state in {told['path']} open"
 
 
-def list_server(url: str, key: str | None = None) -> Visited[Listing]:
-    """Does as list_cache, for the one model that the server has."""
+def list_server(url: str, key: str | None = None, user: str = "") -> Visited[Listing]:
+    """Does as list_cache, for the one model that the server has, and for one user or those who name none."""
     told, model = _open_model(url, key)
-    found = [_conversation(one) for one in ask(url, "/cache/conversations", key)["conversations"]]
+    asked = "/cache/conversations" + (f"?user_id={quote(user)}" if user else "")
+    found = [_conversation(one) for one in ask(url, asked, key)["conversations"]]
     found.sort(key=lambda c: (-c.last_used_ms, c.hash))
     size = _kernels.measure_tree(str(model.path))
-    return Visited(told["path"], [Listing(model.name, size, found, sum(told["damaged"].values()))], [])
+    return Visited(told["path"], [Listing(model.name, size, found, sum(told["damaged"].values()), model.owner)], [])
 
 
 def _conversation(told: dict[str, Any]) -> Conversation:

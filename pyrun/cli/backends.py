@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import click
 
 from pyrun.build.builder import is_built, take_snapshot
-from pyrun.build.choose import AUTO, Standing, choose_backend, standings
+from pyrun.build.choose import Standing, choose_backend, standings
 from pyrun.home import Home
-from pyrun.machine.backends import BACKENDS, check_backends, install_hint
+from pyrun.machine.backends import check_backends, install_hint
 from pyrun.machine.describe import Machine, describe
+from pyrun.machine.names import AUTO, BACKENDS
 from pyrun.machine.snapshot import Snapshot
-
-CHOICES = (AUTO, *BACKENDS)
 
 
 @dataclass(frozen=True)

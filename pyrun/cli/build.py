@@ -7,14 +7,13 @@ import click
 from pyrun import console
 from pyrun.build.backend import check_buildable
 from pyrun.build.builder import BuildRequest, build, take_snapshot
-from pyrun.build.choose import AUTO
 from pyrun.build.lock import build_lock
 from pyrun.build.rocm_sdk import unpack_rocm_sdk
 from pyrun.cli.backends import settle_backend
 from pyrun.errors import UserError
 from pyrun.home import Home, find_home
-from pyrun.machine.backends import BACKENDS
 from pyrun.machine.describe import describe
+from pyrun.machine.names import AUTO, BACKENDS
 from pyrun.machine.snapshot import Snapshot
 from pyrun.upstream import source
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,8 @@ from pyrun.cache.change import (
 from pyrun.cache.folder import HeldError, Model, Visited
 from pyrun.cache.look import Listing, Progress, Stats, Verified, cache_stats, list_cache, verify_cache
 from pyrun.cache.remote import list_server, server_stats
+from pyrun.cache.running import server_of
+from pyrun.cli.completion import complete_conversation, complete_stored_model
 from pyrun.cli.why import why_command
 from pyrun.errors import UserError
 from pyrun.home import find_home
@@ -56,7 +58,12 @@ REASONS = {
 def common_options(command: Command) -> Command:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout."),
-        click.option("--model", metavar="PREFIX", help="Only the model whose fingerprint starts so."),
+        click.option(
+            "--model",
+            metavar="NAME",
+            shell_complete=complete_stored_model,
+            help="Only the model with this in its name, or at the start of its fingerprint.",
+        ),
         click.option(
             "--cache-ssd",
             "folder",
@@ -78,7 +85,9 @@ url_option = click.option(
 
 @click.group("cache")
 def cache_group() -> None:
-    """Show, check and clean the stored state, while no server uses it.
+    """Show, check and clean the stored state.
+
+    A server that has it open is asked, as far as it can answer; the rest waits until it is stopped.
 
     The cache holds the prompts of everyone who used the server: whoever can read its files can read them.
     """
@@ -96,7 +105,10 @@ def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str |
     OWN is what removing a conversation frees; SHARED is what others need as well.
     """
     _check_url(url, folder, model)
-    found = list_server(url, key_of(os.environ)) if url else list_cache(_cache(folder), model)
+    if url:
+        found = list_server(url, key_of(os.environ))
+    else:
+        found = _ask_holders(list_cache(_cache(folder), model), list_server)
     if as_json:
         _print_json(found)
     else:
@@ -112,8 +124,14 @@ def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str |
     _fail_on_held(found)
 
 
+def _named(listing: Listing) -> str:
+    if listing.model is None:
+        return listing.fingerprint
+    return f"{console.printable(listing.model)} ({listing.fingerprint})"
+
+
 def _print_listing(listing: Listing) -> None:
-    click.echo(f"model {listing.fingerprint}: {console.size(listing.bytes)} on disk")
+    click.echo(f"model {_named(listing)}: {console.size(listing.bytes)} on disk")
     if not listing.conversations:
         click.echo("  no conversations")
         return
@@ -137,7 +155,11 @@ def stats_command(folder: Path | None, model: str | None, as_json: bool, url: st
     Damage is shown as far as opening the files shows it; `llama-run cache verify` reads every byte.
     """
     _check_url(url, folder, model)
-    stats = server_stats(url, key_of(os.environ)) if url else cache_stats(_cache(folder), model)
+    if url:
+        stats = server_stats(url, key_of(os.environ))
+    else:
+        stats = cache_stats(_cache(folder), model)
+        stats = replace(stats, stored=_ask_holders(stats.stored, lambda url, key: server_stats(url, key).stored))
     if as_json:
         _print_json({**_plain(stats.stored), "bytes": stats.bytes, "disk_free": stats.disk_free})
     else:
@@ -254,7 +276,7 @@ def _print_collected(one: Collected, corrupt: bool) -> None:
 
 
 @cache_group.command("rm")
-@click.argument("hashes", metavar="[HASH]...", nargs=-1)
+@click.argument("hashes", metavar="[HASH]...", nargs=-1, shell_complete=complete_conversation)
 @click.option(
     "--all",
     "everything",
@@ -325,6 +347,23 @@ def _confirm(targets: Sequence[Target], logs: Sequence[Path]) -> None:
         console.say(f"  and {n - shown} more")
     if not click.confirm(f"Remove {what}?", err=True):
         raise click.Abort
+
+
+T = TypeVar("T")
+
+
+def _ask_holders(found: Visited[T], ask_one: Callable[[str, str | None], Visited[T]]) -> Visited[T]:
+    """Asks the servers that have models open for what could not be read; what no server tells stays held."""
+    models, held = list(found.models), []
+    for one in found.held:
+        server = server_of(one)
+        try:
+            models += ask_one(server.url, server.key).models if server else []
+        except UserError:
+            server = None  # it is still loading, or stopping
+        if server is None:
+            held.append(one)
+    return Visited(found.cache, models, held)
 
 
 def _cache(folder: Path | None) -> Path:

@@ -7,33 +7,33 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 from click.core import ParameterSource
 
-from pyrun import console
-from pyrun.cli.backends import CHOICES, print_backends
-from pyrun.cli.build import build_command
-from pyrun.cli.connect import connect_command
-from pyrun.cli.doctor import doctor_command
-from pyrun.cli.experts import experts_command
-from pyrun.cli.suggest import for_command, for_option
 from pyrun.errors import UserError
+from pyrun.extras import explain_import
 from pyrun.home import find_home, version
+from pyrun.machine.names import AUTO, BACKENDS
 from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, HOST_VARIABLE, PORT_VARIABLE
-from pyrun.server.command import choose_cache
 
-SERVER_ONLY = ("--host", "--port", "--ctx", "--no-build", "--noauto", "--print-profile", "--dry-run")
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+WIDTH = 110  # of what --help says, at most
+SERVER_ONLY = ("--all", "--host", "--port", "--ctx", "--no-build", "--noauto", "--print-profile", "--dry-run")
 
 
 @dataclass(frozen=True)
 class Invocation:
-    """What click does not see: the words behind `--`, which belong to llama-server."""
+    """What click does not see: the words behind `--`, which belong to llama-server, and llama-run.toml."""
 
     extra: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    file: Path = Path("llama-run.toml")
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,46 @@ class UnknownCommandError(click.UsageError):
 
 
 class Root(click.Group):
-    """Loads some commands when they are asked for: building and looking at a machine work before the native module is
-    built."""
+    """Loads a command when it is asked for: the others would take longer to load than it takes to run, and building
+    and looking at a machine work before the native module is built."""
 
     LATER: ClassVar = {
+        "build": ("pyrun.cli.build", "build_command"),
         "cache": ("pyrun.cli.cache", "cache_group"),
+        "completion": ("pyrun.cli.completion", "completion_command"),
+        "config": ("pyrun.cli.config", "config_group"),
+        "connect": ("pyrun.cli.connect", "connect_command"),
+        "doctor": ("pyrun.cli.doctor", "doctor_command"),
+        "experts": ("pyrun.cli.experts", "experts_command"),
+        "install-link": ("pyrun.cli.install_link", "install_link_command"),
         "memory": ("pyrun.cli.memory", "memory_group"),
+        "logs": ("pyrun.cli.background", "logs_command"),
+        "service": ("pyrun.cli.service", "service_group"),
+        "start": ("pyrun.cli.background", "start_command"),
+        "status": ("pyrun.cli.background", "status_command"),
+        "stop": ("pyrun.cli.background", "stop_command"),
         "tools": ("pyrun.cli.tools", "tools_group"),
+        "where": ("pyrun.cli.where", "where_command"),
+    }
+    # What --help says of them, without loading them; a test compares it with what they say themselves.
+    BRIEFLY: ClassVar = {
+        "build": "Build llama-server from the pinned, patched llama.cpp.",
+        "cache": "Show, check and clean the stored state.",
+        "completion": "Print what makes the TAB key complete commands, flags, models, conversations and backends.",
+        "config": "Show the settings of llama-run.toml, and an example of it.",
+        "connect": "Make a coding agent use the running server.",
+        "doctor": "Show what this machine is, how that was found, and what is missing for each backend.",
+        "experts": "Show which experts of a mixture-of-experts model work, layer by layer.",
+        "install-link": "Make `llama-run` work from every folder, by a link to this clone.",
+        "memory": "Search what left a conversation, and keep facts.",
+        "logs": "Show what a server in the background says.",
+        "service": "Run the server as a systemd user service.",
+        "start": "Start a server in the background: as --server does, but it stays when the terminal goes.",
+        "status": "Show the servers that `llama-run start` started and that still run.",
+        "stop": "Stop a server that `llama-run start` started.",
+        "tools": "Serve tools to agents, by MCP over stdin and stdout: files, HTTP, JSON, memory, other models, "
+        "commands.",
+        "where": "Show where models, stored state, settings, builds and logs are.",
     }
 
     def list_commands(self, context: click.Context) -> list[str]:
@@ -69,21 +102,47 @@ class Root(click.Group):
             return command
         return super().get_command(context, name)
 
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._briefly(context, name)) for name in self.list_commands(context)])
+
+    def _briefly(self, context: click.Context, name: str) -> str:
+        if name in self.BRIEFLY:
+            return str(self.BRIEFLY[name])
+        command = self.get_command(context, name)
+        return command.get_short_help_str(limit=WIDTH) if command else ""
+
+    def shell_complete(self, context: click.Context, start: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.list_commands(context) if name.startswith(start)]
+        flags = click.Command.shell_complete(self, context, start)
+        return [*(CompletionItem(name, help=self._briefly(context, name)) for name in names), *flags]
+
     def resolve_command(
         self, context: click.Context, words: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
-            return super().resolve_command(context, words)
+            name, command, rest = super().resolve_command(context, words)
         except click.NoSuchOption:
             raise
         except click.UsageError as error:
             raise UnknownCommandError(words, error) from error
+        invocation = context.find_object(Invocation)
+        if name and command and invocation and name in invocation.settings:
+            from pyrun.cli.defaults import command_defaults
+            from pyrun.settings import table_of
+
+            table = table_of(invocation.settings, name, invocation.file)
+            defaults = command_defaults(command, table, f"{invocation.file}: [{name}]", invocation.file)
+            context.default_map = {**(context.default_map or {}), name: defaults}
+        return name, command, rest
 
 
 @click.group(
     cls=Root,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
     epilog="Everything after `--` goes to llama-server as it is: llama-run --server -- --temp 0.2",
 )
 @click.option(
@@ -93,8 +152,12 @@ class Root(click.Group):
     flag_value="",
     callback=lambda context, option, name: None if name is None else Served(name or None),
     metavar="[MODEL]",
+    shell_complete=lambda context, option, start: _complete_model(context, option, start),
     help="Serve MODEL: a path, a name in models/, or a unique part of one. It may be left out where there is only one, "
     "or none: then a small built-in one is taken.",
+)
+@click.option(
+    "--all", "everything", is_flag=True, help="With --server: all models in models/, each loaded when it is asked for."
 )
 @click.option(
     "--list-models",
@@ -111,8 +174,8 @@ class Root(click.Group):
 @click.option("--mmproj", is_flag=True, help="With --download: also the projector that lets the model see images.")
 @click.option(
     "--backend",
-    type=click.Choice(CHOICES),
-    default="auto",
+    type=click.Choice([AUTO, *BACKENDS]),
+    default=AUTO,
     show_default=True,
     help="What to run on. auto: the best for this machine that is built or can be.",
 )
@@ -133,11 +196,19 @@ class Root(click.Group):
 @click.option("--noauto", is_flag=True, help="Leave every setting to you and llama-server's defaults; refuse nothing.")
 @click.option("--print-profile", is_flag=True, help="Explain the settings that --server would choose, and stop.")
 @click.option("--dry-run", is_flag=True, help="Print the server command and stop.")
-@click.version_option(version(), prog_name="llama-run")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, option, asked: _show_version(context) if asked else None,
+    help="Show the version and exit.",
+)
 @click.pass_context
 def cli(
     context: click.Context,
     served: Served | None,
+    everything: bool,
     list_models: bool,
     list_backends: bool,
     download: str | None,
@@ -159,11 +230,11 @@ def cli(
     given = _given(context)
     if context.invoked_subcommand is not None and given:
         raise click.UsageError(f"{given[0]} does not go with `{context.invoked_subcommand}`")
-    if served is None and extra.extra:
-        raise click.UsageError("words behind `--` are for llama-server; they go with --server only")
+    if served is None and extra.extra and context.invoked_subcommand != "start":
+        raise click.UsageError("words behind `--` are for llama-server; they go with --server and start only")
     if context.invoked_subcommand is not None:
         return
-    if (quant is not None or mmproj) and download is None:
+    if ("--quant" in given or "--mmproj" in given) and download is None:
         raise click.UsageError("--quant and --mmproj go with --download")
     if download is not None and (served is not None or list_models or list_backends):
         raise click.UsageError("--download goes alone; start the model afterwards, with --server")
@@ -171,42 +242,60 @@ def cli(
         raise click.UsageError("--list-models and --list-backends do not go with --server")
     if served is None and (stray := [flag for flag in given if flag in SERVER_ONLY]):
         raise click.UsageError(f"{stray[0]} goes with --server")
+    if everything and ((served and served.model) or print_profile):
+        raise click.UsageError("--all serves all models, each with its own profile; name none, and print none")
     if print_profile and noauto:
         raise click.UsageError("--noauto leaves no profile to print")
     if list_models or list_backends:
         home = find_home()
         if list_models:
             from pyrun.cli.models import print_models
+            from pyrun.server.command import choose_cache
 
             print_models(home, backend, choose_cache(home.kv_cache, cache_ssd, no_cache_ssd, (), os.environ))
         if list_models and list_backends:
             click.echo()
         if list_backends:
+            from pyrun.cli.backends import print_backends
+
             print_backends(home)
     elif download is not None:
         from pyrun.cli.download import run_download  # its libraries take longer to load than all others together
 
         run_download(find_home(), download, quant, mmproj)
     elif served is not None:
+        from pyrun.cli.defaults import server_model, server_words
+        from pyrun.cli.model_settings import with_model_settings
         from pyrun.cli.server import ServerOptions, run_server
 
-        if cache_ssd is not None and no_cache_ssd:
+        if "--cache-ssd" in given and "--no-cache-ssd" in given:
             raise click.UsageError("--cache-ssd and --no-cache-ssd do not go together")
+        words = server_words(extra.settings, extra.file)
         options = ServerOptions(
-            model=served.model,
+            model=served.model or server_model(extra.settings, extra.file),
             backend=backend,
             host=host,
             port=port,
             ctx=ctx,
-            cache=cache_ssd,
-            no_cache=no_cache_ssd,
+            # The file may turn the cache off; a folder that is typed counts more.
+            cache=None if no_cache_ssd and "--cache-ssd" not in given else cache_ssd,
+            no_cache=no_cache_ssd and "--cache-ssd" not in given,
             build=not no_build,
             auto=not noauto,
             print_profile=print_profile,
             dry_run=dry_run,
-            extra=extra.extra,
+            extra=(*words, *extra.extra),
         )
-        run_server(find_home(), options)
+
+        def of_model(name: str, options: ServerOptions) -> ServerOptions:
+            return with_model_settings(cli, options, name, extra.settings, extra.file, given, os.environ)
+
+        if everything:
+            from pyrun.cli.router import run_router
+
+            run_router(find_home(), options, of_model)
+        else:
+            run_server(find_home(), options, of_model)
     elif given:
         raise click.UsageError(f"{given[0]} goes with --server")
     else:
@@ -219,13 +308,20 @@ def _given(context: click.Context) -> list[str]:
     return [p.opts[0] for p in context.command.params if p.name and context.get_parameter_source(p.name) is told]
 
 
-cli.add_command(build_command)
-cli.add_command(connect_command)
-cli.add_command(doctor_command)
-cli.add_command(experts_command)
+def _complete_model(context: click.Context, option: click.Parameter, start: str) -> list[CompletionItem]:
+    from pyrun.cli.completion import complete_model
+
+    return complete_model(context, option, start)
+
+
+def _show_version(context: click.Context) -> None:
+    click.echo(f"llama-run, version {version()}")
+    context.exit()
 
 
 def _hint(error: click.ClickException, words: list[str]) -> str | None:
+    from pyrun.cli.suggest import for_command, for_option
+
     if isinstance(error, UnknownCommandError):
         return for_command(error.words)
     if isinstance(error, click.NoSuchOption):
@@ -239,7 +335,36 @@ def _show(error: click.ClickException, words: list[str]) -> None:
         error = click.UsageError(error.message, error.ctx)  # --temp is like --help in its letters only
     error.show()
     if hint:
+        from pyrun import console
+
         console.show_hint(hint)
+
+
+def _read_settings(words: list[str], extra: tuple[str, ...]) -> Invocation:
+    """Help is given whatever is in the file."""
+    if not words or {"-h", "--help", "--version"} & set(words):
+        return Invocation(extra)
+    try:
+        file = find_home().settings
+        is_there = file.exists()
+    except (UserError, OSError):
+        return Invocation(extra)  # commands that need the folder say what is wrong with it
+    if not is_there:
+        return Invocation(extra)
+    from pyrun.cli.defaults import FREE, ROOT_TABLES
+    from pyrun.settings import check_names, read_settings
+
+    settings = read_settings(file)
+    check_names(settings, [*ROOT_TABLES, *FREE, *Root.LATER], str(file), "table")
+    return Invocation(extra, settings, file)
+
+
+def _root_defaults(invocation: Invocation) -> dict[str, Any]:
+    if not invocation.settings:
+        return {}
+    from pyrun.cli.defaults import root_defaults
+
+    return root_defaults(cli, invocation.settings, invocation.file, os.environ)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -250,18 +375,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A polite kill ends like Ctrl-C: whatever was started is stopped first.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))
     try:
-        cli.main(own, prog_name="llama-run", standalone_mode=False, obj=Invocation(extra))
-    except UserError as error:
-        console.show_error(error)
-        sys.exit(error.exit_code)
-    except ImportError as error:
-        if "_kernels" not in str(error):
+        invocation = _read_settings(own, extra)
+        defaults = _root_defaults(invocation)
+        cli.main(own, prog_name="llama-run", standalone_mode=False, obj=invocation, default_map=defaults)
+    except (UserError, ImportError) as error:
+        known = explain_import(error) if isinstance(error, ImportError) else error
+        if known is None:
             raise
-        console.show_error(UserError("the native module is not built", "run ./llama-run from the clone: it builds it"))
-        sys.exit(1)
+        from pyrun import console
+
+        console.show_error(known)
+        sys.exit(known.exit_code)
     except click.ClickException as error:
         _show(error, own)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
+        from pyrun import console
+
         console.say("interrupted")
         sys.exit(130)

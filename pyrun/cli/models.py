@@ -12,6 +12,7 @@ from pyrun.cache.look import count_conversations
 from pyrun.cache.owners import fingerprints_of
 from pyrun.cli.backends import settle_backend
 from pyrun.errors import UserError
+from pyrun.extras import has_native
 from pyrun.home import Home
 from pyrun.machine.describe import GIB, Machine
 from pyrun.models.gguf import BrokenModelError
@@ -54,7 +55,7 @@ def _row(one: Seen, machine: Machine, backend: str, cache: Path | None) -> tuple
 
 def _stored(model: Path, cache: Path | None) -> str:
     """Counts conversations, and is `-` where no server has told which of the stored state is this model's."""
-    known = fingerprints_of(cache, model) if cache else []
+    known = fingerprints_of(cache, model) if cache and has_native() else []
     try:
         return f"{count_conversations(cache, known):,}" if cache and known else "-"
     except HeldError:

@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -19,23 +20,33 @@ from rich.status import Status
 
 from pyrun import console
 from pyrun.build.builder import BuildRequest, build, has_web_ui, is_built
-from pyrun.build.choose import AUTO
 from pyrun.cache.folder import make_cache
 from pyrun.cache.owners import remember
 from pyrun.cache.remote import fingerprint, summary
 from pyrun.cli.backends import device_warning, settle_backend
 from pyrun.cli.models import print_profile, summary_of
 from pyrun.errors import UserError
+from pyrun.extras import has_native
 from pyrun.home import Home
 from pyrun.machine.backends import runtime_environment
 from pyrun.machine.describe import Machine
+from pyrun.machine.names import AUTO
 from pyrun.machine.snapshot import Snapshot
-from pyrun.models.default import CHAT_TEMPLATE, DEFAULT_SIZE, DESCRIPTION, default_model_path, ensure_default_model
+from pyrun.models.default import (
+    CHAT_TEMPLATE,
+    DEFAULT_SIZE,
+    DESCRIPTION,
+    SAMPLING,
+    default_model_path,
+    ensure_default_model,
+)
 from pyrun.models.facts import facts_of_name
 from pyrun.models.find import Model, find_model, list_models
+from pyrun.models.fit import memory_for
 from pyrun.models.look import look, see
 from pyrun.models.profile import Profile, choose_profile, read_wishes
 from pyrun.models.slow_quants import slow_on_cpu
+from pyrun.models.suggested import suggestions
 from pyrun.server.address import Address, Key, choose_address, find_key
 from pyrun.server.command import ALIAS_VARIABLE, METADATA_VARIABLE, ServerSettings, choose_cache, server_command
 from pyrun.server.log import log_of, rotate
@@ -63,15 +74,23 @@ class ServerOptions:
     extra: tuple[str, ...]
 
 
-def run_server(home: Home, options: ServerOptions) -> None:
+def run_server(
+    home: Home,
+    options: ServerOptions,
+    of_model: Callable[[str, ServerOptions], ServerOptions] = lambda name, options: options,
+) -> None:
+    """`of_model` adds what the user has set for the model that is chosen."""
     # The cheap checks come first: nobody wants to hear of a busy port after ten minutes of building.
-    address = choose_address(options.host, options.port, options.extra, os.environ)
     model = _choose_model(home, options.model)
+    options = of_model(Path(model.name).name, options)
+    address = choose_address(options.host, options.port, options.extra, os.environ)
     cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
     settled = settle_backend(home, options.backend, may_build=options.build)
     if options.backend == AUTO:
         console.say(f"backend: {settled.backend} ({settled.why})")
     options, machine = replace(options, backend=settled.backend), settled.machine
+    if model.path == default_model_path(home) and not model.parts:
+        _suggest_models(memory_for(machine, options.backend).both)
     profile = _choose_profile(model, machine, options, cache)
     if options.print_profile:
         assert profile is not None
@@ -82,7 +101,7 @@ def run_server(home: Home, options: ServerOptions) -> None:
             make_cache(Path(cache))
         for host in address.hosts:
             check_port(host, address.port)
-        _ensure_built(home, options, settled.snapshot)
+        ensure_built(home, options, settled.snapshot)
         if model.path == default_model_path(home):
             ensure_default_model(home)
             profile = _choose_profile(_built_in(model.path), machine, options, cache)
@@ -98,14 +117,11 @@ def run_server(home: Home, options: ServerOptions) -> None:
         # It is called as its file is, without folders and parts: agents show it, and a path says more than they need.
         name=None if os.environ.get(ALIAS_VARIABLE) else Path(model.name).name,
         users_by_metadata=bool(address.open_hosts or key or os.environ.get(METADATA_VARIABLE)),
+        sampling=SAMPLING if model.path == default_model_path(home) and options.auto else (),
         profile=profile.flags if profile else (),
         extra=options.extra,
     )
-    if address.open_hosts and key is None:
-        console.say(
-            f"warning: {', '.join(address.open_hosts)} can be reached from other machines and there is no API key; "
-            "add `-- --api-key SECRET`, or leave --host out"
-        )
+    warn_of_open_server(address, key)
     if options.dry_run:
         click.echo(shlex.join(server_command(settings)))
         return
@@ -118,11 +134,24 @@ def run_server(home: Home, options: ServerOptions) -> None:
                 console.say(f"note: {slow}")
     if warning := device_warning(settled):
         console.say(warning)
-    for name, value in runtime_environment(machine, options.backend).items():
+    use_runtime(machine, options.backend)
+    supervise(home, settings)
+
+
+def warn_of_open_server(address: Address, key: Key | None) -> None:
+    if address.open_hosts and key is None:
+        console.say(
+            f"warning: {', '.join(address.open_hosts)} can be reached from other machines and there is no API key; "
+            "add `-- --api-key SECRET`, or leave --host out"
+        )
+
+
+def use_runtime(machine: Machine, backend: str) -> None:
+    """Sets the variables that the backend needs here; the server inherits them."""
+    for name, value in runtime_environment(machine, backend).items():
         if name not in os.environ:
             console.say(f"{name}={value}")
-            os.environ[name] = value  # the server inherits it
-    supervise(home, settings)
+            os.environ[name] = value
 
 
 def _choose_profile(model: Model, machine: Machine, options: ServerOptions, cache: str | None) -> Profile | None:
@@ -132,6 +161,12 @@ def _choose_profile(model: Model, machine: Machine, options: ServerOptions, cach
         return None
     wishes = read_wishes(options.ctx, options.extra, os.environ)
     return choose_profile(facts, machine, options.backend, wishes, has_ssd_cache=bool(cache))
+
+
+def _suggest_models(memory: int) -> None:
+    """Says, at the first start without a model, which ones this machine is good for."""
+    for one in suggestions(memory):
+        console.say(f"  {console.size(one.size):>8}  llama-run --download {one.name}  ({one.note})")
 
 
 def _built_in(path: Path) -> Model:
@@ -160,7 +195,7 @@ def _say_which(models: list[Model]) -> UserError:
     return UserError(f"there are several models; say which one to serve:\n{names}", hint)
 
 
-def _ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> None:
+def ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> None:
     backend = options.backend
     if not options.build:
         if not is_built(home, backend):
@@ -250,8 +285,9 @@ class _View:
         console.say(f"ready at {url} after {seconds:.1f} s ({detail}); Ctrl-C stops it")
         key = find_key(self._settings.extra, os.environ)
         value = key.value if key else None
-        console.say(f"cache: {summary(url, self._home.root, value)}")
-        if told := fingerprint(url, value):
+        if self._settings.at_once is None:
+            console.say(f"cache: {summary(url, self._home.root, value)}")
+        if self._settings.at_once is None and has_native() and (told := fingerprint(url, value)):
             cache, name = told
             remember(cache, self._settings.model, name)  # --list-models asks for it
         if not self._seen_ready:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 # The commands of similar programs lead to ours.
 MEANT = {
-    "--server": ("serve", "server", "run", "start"),
+    "--server": ("serve", "server", "run"),
     "--download": ("download", "pull", "get", "fetch"),
     "--list-models": ("list", "ls", "models", "list-models"),
     "--list-backends": ("backends", "list-backends"),

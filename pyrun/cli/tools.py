@@ -16,8 +16,6 @@ from pyrun.home import find_home
 if TYPE_CHECKING:
     from pyrun.tools.toolbox import Toolbox
 
-INSTALL = "install it: LLAMA_RUN_EXTRAS=tools ./llama-run --version"
-
 
 @click.group("tools", invoke_without_command=True)
 @click.option("--root", metavar="DIR", type=click.Path(path_type=Path), help="No path leads out of it (default: here).")
@@ -46,16 +44,11 @@ def tools_group(
     What changes something asks first, where a person can be asked, and is refused where not. Every call is written down
     in logs/tools.jsonl. The table [tools] of llama-run.toml holds the same settings: docs/tools.md.
     """
-    try:
-        from pyrun.tools.setup import load_setup
-        from pyrun.tools.toolbox import Toolbox
+    from pyrun.tools.setup import load_setup
+    from pyrun.tools.toolbox import Toolbox
 
-        if context.invoked_subcommand is None:
-            from pyrun.tools.server import serve
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types", "anyio", "jsonschema", "referencing"):
-            raise
-        raise UserError(f"the package {error.name} is not installed", INSTALL) from error
+    if context.invoked_subcommand is None:
+        from pyrun.tools.server import serve
     context.obj = Toolbox(
         load_setup(find_home(), os.environ, root=root, memory=memory, user=user, allow=allow, commands=commands)
     )

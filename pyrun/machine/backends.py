@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pyrun.machine.describe import Machine
+from pyrun.machine.names import BACKENDS
 from pyrun.machine.rocm import find_rocm
 from pyrun.machine.snapshot import Snapshot
 from pyrun.machine.vulkan import OLDEST_HEADERS, are_headers_old, can_fetch_headers, headers_version
-
-BACKENDS = ("cpu", "vulkan", "rocm", "cuda")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 # The template inside the file knows no tools.
 CHAT_TEMPLATE = Path(__file__).parent / "templates" / "smollm2.jinja"
 DEFAULT_SIZE = 98_362_432
-DESCRIPTION = "SmolLM2-135M-Instruct Q4_1 (98 MB, 8k context, Apache-2.0)"
+DESCRIPTION = "SmolLM2-135M-Instruct Q4_1 (98 MB, 8k context, Apache-2.0), a toy to try things with"
+SAMPLING = ("--temp", "0.2", "--top-p", "0.9")  # as its makers advise
 
 
 def default_model_path(home: Home) -> Path:

@@ -6,14 +6,14 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
-
-import requests
-from urllib3.exceptions import InsecureRequestWarning
 
 from pyrun.errors import UserError
 from pyrun.server.address import is_loopback
+
+if TYPE_CHECKING:  # it takes long to load, and most commands ask nobody
+    import requests
 
 TIMEOUT_SECONDS = 10
 NOT_OURS = "is it a server of llama-run?"
@@ -28,6 +28,8 @@ def server_url(given: str) -> str:
 def unverified() -> Iterator[None]:
     """Keeps quiet about verify=False, which is for servers that we started ourselves, on this machine: their
     certificate is for the names that others call them by."""
+    from urllib3.exceptions import InsecureRequestWarning
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InsecureRequestWarning)
         yield
@@ -36,6 +38,8 @@ def unverified() -> Iterator[None]:
 @contextmanager
 def direct() -> Iterator[requests.Session]:
     """Servers here are asked directly: a proxy would look for them on its own, and .netrc would replace our key."""
+    import requests
+
     with requests.Session() as session, unverified():
         session.trust_env = False
         yield session
@@ -43,6 +47,8 @@ def direct() -> Iterator[requests.Session]:
 
 @contextmanager
 def _session(url: str, verify: bool) -> Iterator[requests.Session]:
+    import requests
+
     if verify and not is_loopback(urlsplit(url).hostname or ""):
         with requests.Session() as session:
             yield session
@@ -53,11 +59,15 @@ def _session(url: str, verify: bool) -> Iterator[requests.Session]:
         yield session
 
 
-def ask(url: str, path: str, key: str | None = None, *, post: object = None, verify: bool = True) -> Any:
-    """Gives what the server answers, as JSON: to GET, or to POST of `post`."""
+def ask(
+    url: str, path: str, key: str | None = None, *, post: object = None, delete: bool = False, verify: bool = True
+) -> Any:
+    """Gives what the server answers, as JSON: to GET, to POST of `post`, or to DELETE."""
+    import requests
+
     url = server_url(url)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    method = "GET" if post is None else "POST"
+    method = "DELETE" if delete else "GET" if post is None else "POST"
     try:
         with _session(url, verify) as session:
             answer = session.request(

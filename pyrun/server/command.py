@@ -18,7 +18,7 @@ CACHE_VARIABLE, METADATA_VARIABLE, ALIAS_VARIABLE = "LLAMA_ARG_CACHE_SSD", "LLAM
 @dataclass(frozen=True)
 class ServerSettings:
     binary: Path
-    model: Path
+    model: Path  # or, for several, the file of their presets
     address: Address = field(default_factory=Address)
     ctx: int | None = None
     cache: str | None = None  # the folder of the SSD cache; None leaves the flag out
@@ -26,12 +26,17 @@ class ServerSettings:
     web_page: Path | None = None  # the folder to serve at /, where upstream's page is not built in
     name: str | None = None  # clients know the model by it; None leaves it to llama-server, which takes its path
     users_by_metadata: bool = True  # metadata.user_id of the Anthropic API tells users apart
+    sampling: tuple[str, ...] = ()  # flags that the model's makers advise
     profile: tuple[str, ...] = ()  # flags that suit the model and the machine
+    at_once: int | None = None  # so many of several models may be loaded together; None where there is one model
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
 
 
 def server_command(settings: ServerSettings) -> list[str]:
-    command = [str(settings.binary), "--model", str(settings.model)]
+    if settings.at_once is None:
+        command = [str(settings.binary), "--model", str(settings.model)]
+    else:
+        command = [str(settings.binary), "--models-preset", str(settings.model), "--models-max", str(settings.at_once)]
     address = {"--host": settings.address.host, "--port": str(settings.address.port)}
     command += [word for flag, value in address.items() if not has_flag(settings.extra, flag) for word in (flag, value)]
     command.append("--jinja")
@@ -47,7 +52,7 @@ def server_command(settings: ServerSettings) -> list[str]:
         command += ["--alias", settings.name]
     if not settings.users_by_metadata and not has_flag(settings.extra, METADATA_FLAG):
         command += [METADATA_FLAG, "off"]
-    return [*command, *settings.profile, *settings.extra]
+    return [*command, *settings.profile, *settings.sampling, *settings.extra]
 
 
 def choose_cache(

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import requests
-
 from pyrun.errors import UserError
 from pyrun.server.ask import direct
 from pyrun.server.log import Follower, open_log
@@ -157,6 +155,8 @@ class Supervisor:
                 self._hear(notice)
 
     def _is_healthy(self) -> bool:
+        import requests  # it takes long to load, and --dry-run asks nobody
+
         try:
             with direct() as session:
                 return session.get(self._watched.health_url, timeout=2, verify=False).status_code == 200

@@ -11,7 +11,7 @@ from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.memory.limit import memory_limit
 from pyrun.providers.known import Provider, load_providers
-from pyrun.settings import read_table, take
+from pyrun.settings import check_names, read_table, take
 
 KNOWN = ("root", "user", "allow", "commands", "include")
 
@@ -52,8 +52,7 @@ def load_setup(
     """Flags count more than the file; rules of both count."""
     where = f"{home.settings}: [tools]"
     table = read_table(home.settings, "tools")
-    if unknown := sorted(set(table) - set(KNOWN)):
-        raise UserError(f"{where} has no setting {unknown[0]!r}", f"there are {', '.join(KNOWN)}")
+    check_names(table, KNOWN, where)
     named = take(table, "root", str, where)
     told = take(table, "allow", list, where, [])
     folder = memory or home.memory

@@ -24,8 +24,9 @@ from pyrun.cli.backends import Settled, device_warning
 from pyrun.cli.main import main
 from pyrun.errors import UserError
 from pyrun.home import Home, version
-from pyrun.machine.backends import BACKENDS, runtime_environment
+from pyrun.machine.backends import runtime_environment
 from pyrun.machine.describe import describe
+from pyrun.machine.names import BACKENDS
 from pyrun.machine.rocm import find_rocm
 from pyrun.machine.snapshot import Snapshot
 from pyrun.machine.vulkan import are_headers_old
@@ -464,4 +465,5 @@ def test_checkout_without_the_native_module_can_build(tmp_path: Path) -> None:
 
     assert "--rocm-sdk" in run("build", "--help").stdout
     assert "auto is " in run("--list-backends").stdout
-    assert "error: the native module is not built" in run("--server", "--dry-run").stderr
+    assert "--cache-ssd" in run("--server", "--dry-run").stdout
+    assert "error: the native module is not built" in run("cache", "ls").stderr

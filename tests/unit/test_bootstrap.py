@@ -106,10 +106,10 @@ def test_clone_elsewhere_has_an_environment_of_its_own(
 ) -> None:
     add_installer(bare_machine)
     old, new = bare_machine.parent / "clone", bare_machine.parent / "elsewhere"
-    assert bootstrap(bare_machine).stdout == f"runs {old} .\n"
+    assert bootstrap(bare_machine).stdout == f"runs {old} .[clone]\n"
     take(old, new)
     first, second = bootstrap(bare_machine, "elsewhere"), bootstrap(bare_machine, "elsewhere")
-    assert first.stdout == second.stdout == f"runs {new} .\n", first.stderr
+    assert first.stdout == second.stdout == f"runs {new} .[clone]\n", first.stderr
     assert f"this clone was copied or moved from {old}: making its environment again" in first.stderr
     assert second.stderr == "", "once is enough"
 
@@ -117,13 +117,13 @@ def test_clone_elsewhere_has_an_environment_of_its_own(
 def test_extras_that_were_asked_for_once_are_installed_with_every_later_version(bare_machine: Path) -> None:
     add_installer(bare_machine)
     clone = bare_machine.parent / "clone"
-    assert bootstrap(bare_machine).stdout == f"runs {clone} .\n"
-    assert bootstrap(bare_machine, extras="tools").stdout == f"runs {clone} .[tools]\n"
+    assert bootstrap(bare_machine).stdout == f"runs {clone} .[clone]\n"
+    assert bootstrap(bare_machine, extras="tools").stdout == f"runs {clone} .[clone,tools]\n"
     again = bootstrap(bare_machine)
-    assert (again.stdout, again.stderr) == (f"runs {clone} .[tools]\n", "")
+    assert (again.stdout, again.stderr) == (f"runs {clone} .[clone,tools]\n", "")
     (clone / "pyproject.toml").write_text("# a later version")
     later = bootstrap(bare_machine)
-    assert later.stdout == f"runs {clone} .[tools]\n"
+    assert later.stdout == f"runs {clone} .[clone,tools]\n"
     assert "installing" in later.stderr
 
 
@@ -136,7 +136,7 @@ def test_what_a_linked_environment_leads_to_is_left_alone(bare_machine: Path, is
         other.mkdir()
         (other / "precious").touch()
     result = bootstrap(bare_machine)
-    assert result.stdout == f"runs {venv.parent} .\n", result.stderr
+    assert result.stdout == f"runs {venv.parent} .[clone]\n", result.stderr
     assert not venv.is_symlink() and (other / "precious").exists() != is_broken
 
 
@@ -160,7 +160,7 @@ def test_environment_without_its_place_is_not_emptied_in_silence(
             (venv / ".llama-run-inputs").write_text(stamp)
         (venv / "bin" / "llama-run").write_text(shebang.format(place / ".venv"))
         result = bootstrap(bare_machine)
-        assert result.stdout == f"runs {clone} .\n", result.stderr
+        assert result.stdout == f"runs {clone} .[clone]\n", result.stderr
         assert (f"copied or moved from {place}:" in result.stderr) == is_moved
         assert (venv / "precious").exists() != is_moved
 
@@ -172,7 +172,7 @@ def test_environment_made_by_hand_is_left_alone(bare_machine: Path) -> None:
     (clone / ".venv" / "precious").touch()
     for name in (".llama-run-inputs", "bin/llama-run"):
         (clone / ".venv" / name).unlink()
-    assert bootstrap(bare_machine).stdout == f"runs {clone} .\n" and (clone / ".venv" / "precious").exists()
+    assert bootstrap(bare_machine).stdout == f"runs {clone} .[clone]\n" and (clone / ".venv" / "precious").exists()
 
 
 def test_environment_whose_python_is_gone_is_made_anew(bare_machine: Path) -> None:
@@ -188,4 +188,4 @@ def test_clone_whose_name_looks_like_extras_is_installed(bare_machine: Path) -> 
     clone = bare_machine.parent / "clone"
     clone.rename(clone.with_name("clone[x]"))
     result = bootstrap(bare_machine, "clone[x]")
-    assert result.stdout == f"runs {clone}[x] .\n", result.stderr
+    assert result.stdout == f"runs {clone}[x] .[clone]\n", result.stderr

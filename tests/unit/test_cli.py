@@ -5,19 +5,28 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import click
 import pytest
 from fakes.models import gguf_bytes
 from helpers import ROOT
 from write_docs import cli_page
 
-from pyrun.cli.main import main
+from pyrun.cli.main import Root, cli, main
 from pyrun.console import duration, size
+from pyrun.extras import EXTRAS, explain_import
 from pyrun.server.address import choose_address, find_key
 from pyrun.server.ask import ask
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PIN = (ROOT / "llama.cpp" / "upstream.toml").read_text()
 
@@ -81,7 +90,7 @@ def test_arguments_reach_the_server(
 ) -> None:
     started: list[tuple[str, ...]] = []
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
-    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options, snapshot: None)
+    monkeypatch.setattr("pyrun.cli.server.ensure_built", lambda home, options, snapshot: None)
     monkeypatch.setattr("pyrun.cli.server.ensure_default_model", lambda home: None)
     monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings: started.append(settings.extra))
     code, out, _ = run(capsys, *arguments.split())
@@ -192,7 +201,7 @@ def test_folder_that_cannot_hold_the_cache_is_found_out_before_loading(
     clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
-    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options: pytest.fail("it is late to say so"))
+    monkeypatch.setattr("pyrun.cli.server.ensure_built", lambda home, options: pytest.fail("it is late to say so"))
     (clone / "file").write_text("x")
     (clone / "photos").mkdir()
     (clone / "photos" / "cat.jpg").write_text("x")
@@ -216,7 +225,7 @@ def test_cache_folder_is_closed_to_others(
     clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
-    monkeypatch.setattr("pyrun.cli.server._ensure_built", lambda home, options, snapshot: None)
+    monkeypatch.setattr("pyrun.cli.server.ensure_built", lambda home, options, snapshot: None)
     monkeypatch.setattr("pyrun.cli.server.ensure_default_model", lambda home: None)
     monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings: None)
     assert run(capsys, "--server", "--cache-ssd", "new/cache")[0] == 0
@@ -279,6 +288,45 @@ def test_open_server_without_a_key_is_warned_about(
         monkeypatch.setenv(name, value)
     err = run(capsys, "--server", "--dry-run", *arguments.split())[2]
     assert ("warning: 0.0.0.0 can be reached from other machines" in err) is warns
+
+
+def test_help_says_of_commands_what_they_say_of_themselves() -> None:
+    context = click.Context(cli)
+    told = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    assert {name: command.get_short_help_str(limit=200) for name, command in told.items() if command} == Root.BRIEFLY
+
+
+def test_version_and_help_load_nothing_that_is_slow() -> None:
+    slow = ("rich", "requests", "psutil", "importlib.metadata", "pyrun._kernels", "pyrun.cli.build", "pyrun.console")
+    program = (
+        "import sys; from pyrun.cli.main import cli; cli.main(['--help'], standalone_mode=False); "
+        f"print([name for name in {slow} if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("huggingface_hub.errors", "LLAMA_RUN_EXTRAS=download ./llama-run --version"),
+        ("ruamel.yaml", "LLAMA_RUN_EXTRAS=connect ./llama-run --version"),
+        ("mcp", "LLAMA_RUN_EXTRAS=tools ./llama-run --version"),
+    ],
+)
+def test_missing_package_is_named_with_what_installs_it(name: str, expected: str) -> None:
+    found = explain_import(ImportError(f"No module named '{name}'", name=name))
+    assert found is not None and found.message == f"the package {name.partition('.')[0]} is not installed"
+    assert found.hint == f"install it: {expected}"
+
+
+def test_import_that_fails_for_another_reason_is_not_explained_away() -> None:
+    assert explain_import(ImportError("cannot import name 'x' from 'pyrun.y'", name="pyrun.y")) is None
+
+
+def test_extras_are_those_of_the_project() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(EXTRAS) == set(listed) - {"clone", "test"}
 
 
 def test_address_without_http_is_understood() -> None:

@@ -18,6 +18,7 @@ from tool_fixtures import Bench, call, refusal
 
 from pyrun.cli.main import cli
 from pyrun.errors import UserError
+from pyrun.extras import explain_import
 from pyrun.home import Home
 from pyrun.providers.ask import ask
 from pyrun.providers.known import Provider, load_providers
@@ -440,5 +441,6 @@ def test_without_its_packages_it_says_how_to_install_them(bench: Bench, monkeypa
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     monkeypatch.delitem(sys.modules, "pyrun.tools.toolbox")
     refused = run(bench, monkeypatch, "list").exception
-    assert isinstance(refused, UserError)
-    assert "LLAMA_RUN_EXTRAS=tools" in (refused.hint or "")
+    assert isinstance(refused, ImportError)
+    told = explain_import(refused)
+    assert told and "LLAMA_RUN_EXTRAS=tools" in (told.hint or "")

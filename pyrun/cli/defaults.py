@@ -1,0 +1,168 @@
+"""Which settings `llama-run.toml` may hold: the flags of the commands themselves, so that file, help and docs agree.
+
+A command's flags are the keys of the table with its name; those of `llama-run --server` and `--download` have tables of
+their own, and so has each model.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyrun.errors import UserError
+from pyrun.settings import check_names, table_of, take
+
+# Of the flags of llama-run itself, these are settings; the others say what to do now.
+ROOT_TABLES = {
+    "server": ("backend", "host", "port", "ctx", "cache-ssd", "no-cache-ssd", "no-build", "noauto"),
+    "download": ("quant", "mmproj"),
+}
+# Settings that are no flag, with what they are.
+SERVER_ONLY = {
+    "model": "The model to serve where --server names none.",
+    "arguments": 'What goes to llama-server, as behind `--`: ["--temp", "0.2"].',
+}
+# A model's own table may hold these, and they count more than those of [server].
+OF_MODEL = ("backend", "host", "port", "ctx", "cache-ssd", "no-cache-ssd", "noauto", "arguments")
+# Nobody wants these to happen every time.
+NEVER = ("yes", "all", "clean", "export-patches", "into", "reset", "repair", "remove")
+# Some tables hold more than flags, and have a reader of their own.
+MORE = {"memory": ("limit",), "tools": ("include",)}
+FREE = ("models", "providers")  # names of the user's own stand in these
+# llama-server's own variables count more than the file.
+VARIABLES = {
+    "host": "LLAMA_ARG_HOST",
+    "port": "LLAMA_ARG_PORT",
+    "ctx": "LLAMA_ARG_CTX_SIZE",
+    "cache-ssd": "LLAMA_ARG_CACHE_SSD",
+    "no-cache-ssd": "LLAMA_ARG_CACHE_SSD",
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A flag as a setting."""
+
+    name: str  # in the file
+    option: click.Option
+
+
+def keys_of(command: click.Command) -> dict[str, Key]:
+    """The flags of a command that stand for a value. What would make it do something else is none of them."""
+    found = {}
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.is_eager:
+            name = max(option.opts, key=len).lstrip("-")
+            if name not in NEVER:
+                found[name] = Key(name, option)
+    return found
+
+
+def default_of(option: click.Option) -> str | int | float | bool | None:
+    """What counts where nothing is set; None where that is for the program to find out."""
+    default = option.get_default(click.Context(click.Command("llama-run")))
+    return default if isinstance(default, (str, int, float, bool)) else None
+
+
+def root_keys(root: click.Command, table: str) -> dict[str, Key]:
+    keys = keys_of(root)
+    return {name: keys[name] for name in ROOT_TABLES[table]}
+
+
+def root_defaults(
+    root: click.Command, settings: dict[str, Any], path: Path, given: Mapping[str, str]
+) -> dict[str, Any]:
+    """The values of the root's own flags, by their parameter's name; `given` is the environment."""
+    defaults: dict[str, Any] = {}
+    for table in ROOT_TABLES:
+        keys = root_keys(root, table)
+        content = table_of(settings, table, path)
+        where = f"{path}: [{table}]"
+        check_names(content, [*keys, *(SERVER_ONLY if table == "server" else ())], where)
+        defaults |= _values(keys, content, where, path, given)
+    return defaults
+
+
+def command_defaults(command: click.Command, table: dict[str, Any], where: str, path: Path) -> dict[str, Any]:
+    """The values of a command's flags and of its own commands', as click takes them."""
+    keys = keys_of(command)
+    below = command.commands if isinstance(command, click.Group) else {}
+    check_names(table, [*keys, *below, *MORE.get(command.name or "", ())], where)
+    defaults = _values(keys, table, where, path, {})
+    for name, child in below.items():
+        if name in table and name not in keys:
+            inner = f"{where[:-1]}.{name}]"
+            if not isinstance(table[name], dict):
+                raise UserError(f"{path}: {name} is no table", f"write it as {inner.rpartition(' ')[2]}")
+            defaults[name] = command_defaults(child, table[name], inner, path)
+    return defaults
+
+
+def model_tables(settings: dict[str, Any], path: Path, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tables [models.NAME] that are meant for a model, the one that counts most last."""
+    for name, table in table_of(settings, "models", path).items():
+        where = f"{path}: [models.{name}]"
+        if not isinstance(table, dict):
+            raise UserError(f"{where} is no table", f'write it as [models."{name}"]')
+        check_names(table, OF_MODEL, where)
+        if fnmatch.fnmatchcase(model.lower(), name.lower()):
+            yield name, table
+
+
+def model_defaults(
+    root: click.Command, settings: dict[str, Any], path: Path, model: str, given: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What the tables of a model say: values of flags by their parameter's name, and words for llama-server."""
+    keys = root_keys(root, "server")
+    values: dict[str, Any] = {}
+    words: list[str] = []
+    for name, table in model_tables(settings, path, model):
+        where = f"{path}: [models.{name}]"
+        values |= _values(keys, table, where, path, given)
+        words += words_of(table, where)
+    return values, words
+
+
+def server_model(settings: dict[str, Any], path: Path) -> str | None:
+    found = take(table_of(settings, "server", path), "model", str, f"{path}: [server]")
+    return None if found is None else str(found)
+
+
+def server_words(settings: dict[str, Any], path: Path) -> list[str]:
+    return words_of(table_of(settings, "server", path), f"{path}: [server]")
+
+
+def words_of(table: dict[str, Any], where: str) -> list[str]:
+    words = table.get("arguments", [])
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise UserError(f"{where}: arguments must be a list of strings", 'write arguments = ["--temp", "0.2"]')
+    return words
+
+
+def _values(
+    keys: Mapping[str, Key], table: dict[str, Any], where: str, path: Path, given: Mapping[str, str]
+) -> dict[str, Any]:
+    values = {}
+    for name, key in keys.items():
+        if name in table and not given.get(VARIABLES.get(name, "")):
+            assert key.option.name
+            values[key.option.name] = _value(key.option, table[name], f"{where}: {name}", path)
+    return values
+
+
+def _value(option: click.Option, value: Any, where: str, path: Path) -> Any:
+    """Checks it as click would a flag's, and says where it stands. A path counts from the file's folder."""
+    try:
+        if option.is_flag and not isinstance(value, bool):
+            raise click.BadParameter(f"{value!r} is neither true nor false.")
+        if isinstance(option.type, click.Path):
+            return path.parent / Path(str(value)).expanduser()
+        context = click.Context(click.Command("llama-run"))
+        return option.type_cast_value(context, str(value) if isinstance(value, (int, float)) else value)
+    except click.BadParameter as error:
+        raise UserError(f"{where} cannot be used: {error.message}", "mend it there, or remove the line") from error

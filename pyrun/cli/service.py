@@ -1,0 +1,101 @@
+"""Has `llama-run service`: a server that systemd starts with the user, or with the machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import click
+
+from pyrun import console
+from pyrun.cli.background import own_command
+from pyrun.cli.completion import complete_model
+from pyrun.errors import UserError
+from pyrun.home import Home, InstalledHome, find_home
+from pyrun.service.unit import MARK, NAME, unit
+
+# What the shell says is not known to systemd.
+KEPT = ("LLAMA_RUN_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+
+
+@click.group("service")
+def service_group() -> None:
+    """Run the server as a systemd user service."""
+
+
+@service_group.command("install")
+@click.argument("model", required=False, shell_complete=complete_model)
+@click.option("--print", "only_print", is_flag=True, help="Print the unit, and write nothing.")
+@click.pass_context
+def install_command(context: click.Context, model: str | None, only_print: bool) -> None:
+    """Write the unit, and start it: now, and whenever you log in. Settings come from llama-run.toml."""
+    home = find_home()
+    # The folder of the cache may be set, for all models.
+    cache = dict(context.find_root().default_map or {}).get("cache_ssd")
+    writable = [*_writable(home), *([Path(cache)] if cache else [])]
+    program = [*own_command(), f"--server={model}" if model else "--server"]
+    text = unit(program, writable, {name: os.environ[name] for name in KEPT if os.environ.get(name)})
+    if only_print:
+        click.echo(text, nl=False)
+        return
+    path = unit_path()
+    _check_ours(path)
+    try:
+        for folder in writable:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {error.filename}: {error.strerror}", "check who owns it") from error
+    console.say(f"{path} is written")
+    if not _systemctl("daemon-reload") or not _systemctl("enable", "--now", NAME):
+        raise UserError("systemd does not answer for this user", "log in anew, or use `llama-run start` instead")
+    console.say("`llama-run service status` shows it; without a login it starts after: loginctl enable-linger")
+
+
+@service_group.command("remove")
+def remove_command() -> None:
+    """Stop the service, and remove its unit. Models and stored state stay."""
+    path = unit_path()
+    if not path.exists():
+        raise UserError(f"there is no {path}", "`llama-run service install` writes it")
+    _check_ours(path)
+    _systemctl("disable", "--now", NAME)
+    path.unlink()
+    _systemctl("daemon-reload")
+    console.say(f"{path} is removed")
+
+
+@service_group.command("status")
+def status_command() -> None:
+    """Show what systemd says of the service."""
+    if not unit_path().exists():
+        raise UserError("no service is installed", "`llama-run service install` installs it")
+    if shutil.which("systemctl") is None:
+        raise UserError("there is no systemd here", "use `llama-run start` instead")
+    raise SystemExit(subprocess.run(["systemctl", "--user", "--no-pager", "status", NAME], check=False).returncode)
+
+
+def unit_path() -> Path:
+    folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    return (folder if folder.is_absolute() else Path.home() / ".config") / "systemd" / "user" / NAME
+
+
+def _writable(home: Home) -> list[Path]:
+    return [home.root, home.state, home.cache] if isinstance(home, InstalledHome) else [home.root]
+
+
+def _check_ours(path: Path) -> None:
+    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(MARK):
+        raise UserError(f"{path} is not one that llama-run wrote", "move it away first")
+
+
+def _systemctl(*words: str) -> bool:
+    if shutil.which("systemctl") is None:
+        return False
+    result = subprocess.run(["systemctl", "--user", *words], capture_output=True, text=True, check=False)
+    if result.returncode != 0 and result.stderr.strip():
+        console.say(result.stderr.strip())
+    return result.returncode == 0

@@ -1,0 +1,305 @@
+"""llama-run for Python programs: starts a server or joins one, asks it, and says what each answer cost.
+
+    from pyrun import Engine
+
+    with Engine() as engine:
+        print(engine.chat([{"role": "user", "content": "Hello!"}]).text)
+
+An engine may be used by several threads at once: every request has a connection of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pyrun.errors import UserError
+from pyrun.server.address import choose_address, key_of
+from pyrun.server.ask import ask, direct, server_url
+from pyrun.service import background
+
+Messages = Sequence[Mapping[str, Any]]
+
+POLL_SECONDS = 0.2
+# Where rounding alone makes two runs choose another token, the two have almost the same probability.
+TIE = 0.05
+CANDIDATES = 5
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    ttft_ms: float  # from sending the request to the first word
+    timings: Mapping[str, Any] = field(default_factory=dict, repr=False)  # as the server says them: docs/http-api.md
+
+    @property
+    def tokens_reused(self) -> int:
+        return int(self.timings.get("cache_n", 0))
+
+    @property
+    def tokens_evaluated(self) -> int:
+        return int(self.timings.get("prompt_n", 0))
+
+    @property
+    def reuse_ratio(self) -> float:
+        """How much of the prompt was not evaluated, from 0 to 1."""
+        total = self.tokens_reused + self.tokens_evaluated
+        return self.tokens_reused / total if total else 0.0
+
+    @property
+    def source(self) -> str:
+        """Where the state came from, as the server names it: `none` where nothing was reused."""
+        return str(self.timings.get("cache_source", "none"))
+
+
+class Stream:
+    """The pieces of an answer as they come. When they are all there, `answer` has the whole."""
+
+    def __init__(self, pieces: Iterator[str | Answer]) -> None:
+        self._pieces = pieces
+        self.answer: Answer | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        for piece in self._pieces:
+            if isinstance(piece, Answer):
+                self.answer = piece
+            else:
+                yield piece
+
+    def wait(self) -> Answer:
+        """Takes the rest, and gives the whole."""
+        for _ in self:
+            pass
+        if self.answer is None:
+            raise UserError("the server ended its answer without saying so", "its log tells more: `llama-run logs`")
+        return self.answer
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One prompt, answered from reused state and cold, by the likeliest tokens."""
+
+    prompt: str
+    tokens_reused: int
+    reused: str
+    cold: str
+    is_same: bool  # but for tokens that were equally likely
+
+
+class Engine:
+    """A running server. One that was started here ends with the engine; one that was joined is left alone."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        url: str | None = None,
+        port: int | None = None,
+        key: str | None = None,
+        arguments: Sequence[str] = (),
+        keep: bool = False,
+    ) -> None:
+        """Joins the server at `url`, or the one of `port`; where there is none, `model` is served there.
+
+        `arguments` are llama-server's, for a server that is started. With `keep`, it goes on when the engine is closed.
+        """
+        self._started: background.Started | None = None
+        self._keep = keep
+        self.key = key if key is not None else key_of(os.environ)
+        if url is not None:
+            self.url = server_url(url).rstrip("/")
+            ask(self.url, "/health", self.key)
+            return
+        address = choose_address(None, port, (), os.environ)
+        self.url = address.url
+        if not self._answers():
+            self._start(model, address.port, arguments)
+        elif model is not None:
+            self._check_model(model)
+
+    def _answers(self) -> bool:
+        try:
+            ask(self.url, "/health", self.key, verify=False)
+        except UserError:
+            return False
+        return True
+
+    def _check_model(self, wanted: str) -> None:
+        served = self.model
+        if Path(wanted).stem.lower() not in served.lower():
+            raise UserError(
+                f"the server at {self.url} has another model: {served}", "give another port, or leave the model out"
+            )
+
+    def _start(self, model: str | None, port: int, arguments: Sequence[str]) -> None:
+        from pyrun.cli.background import own_command  # what it loads is not needed to join a server
+        from pyrun.home import find_home
+
+        logs = find_home().logs
+        served = f"--server={model}" if model else "--server"
+        command = [*own_command(), "--port", str(port), served, *(["--", *arguments] if arguments else [])]
+        self._started = background.start(command, logs, port, self.url)
+        while not self._answers():
+            if self._started.process() is None:
+                raise UserError("the server did not start", f"{self._started.log} says why")
+            time.sleep(POLL_SECONDS)
+
+    @property
+    def model(self) -> str:
+        """What the server calls its model."""
+        return str(ask(self.url, "/v1/models", self.key)["data"][0]["id"])
+
+    def generate(self, prompt: str, *, max_tokens: int = 256, user: str = "", **options: Any) -> Answer:
+        """Continues a text. `options` are further fields of the request, such as temperature."""
+        return self.generate_stream(prompt, max_tokens=max_tokens, user=user, **options).wait()
+
+    def generate_stream(self, prompt: str, *, max_tokens: int = 256, user: str = "", **options: Any) -> Stream:
+        body = {**options, "prompt": prompt, "n_predict": max_tokens, "stream": True} | _whose(user)
+        return Stream(self._pieces("/completion", body))
+
+    def chat(self, messages: Messages, *, max_tokens: int = 256, user: str = "", **options: Any) -> Answer:
+        """Answers a conversation. `options` are further fields of the request, such as tools."""
+        return self.chat_stream(messages, max_tokens=max_tokens, user=user, **options).wait()
+
+    def chat_stream(self, messages: Messages, *, max_tokens: int = 256, user: str = "", **options: Any) -> Stream:
+        body = {**options, "messages": list(messages), "max_tokens": max_tokens, "stream": True} | _whose(user)
+        return Stream(self._pieces("/v1/chat/completions", body))
+
+    def warm(self, prompt: str | Messages, *, user: str = "", **options: Any) -> dict[str, Any]:
+        """Evaluates what a prompt or conversation begins with and keeps its state; gives what the server says of it."""
+        told: dict[str, Any] = ask(self.url, "/cache/warm", self.key, post={**options} | _begins(prompt) | _whose(user))
+        return told
+
+    def plan(self, prompt: str | Messages, *, user: str = "", **options: Any) -> dict[str, Any]:
+        """Says what a prompt or conversation would reuse and how long it would take, and evaluates nothing."""
+        told: dict[str, Any] = ask(self.url, "/cache/plan", self.key, post={**options} | _begins(prompt) | _whose(user))
+        return told
+
+    def cache(self, user: str = "") -> dict[str, Any]:
+        """What the server says about its cache."""
+        told: dict[str, Any] = ask(self.url, "/cache" + (f"?user_id={user}" if user else ""), self.key)
+        return told
+
+    def verify(self, prompts: Sequence[str], *, max_tokens: int = 32, user: str = "") -> list[Verified]:
+        """Compares answers from reused state with cold ones, token by token."""
+        return [self._verify(prompt, max_tokens, user) for prompt in prompts]
+
+    def _verify(self, prompt: str, max_tokens: int, user: str) -> Verified:
+        greedy = {"temperature": 0.0, "n_predict": max_tokens, "n_probs": CANDIDATES, "prompt": prompt} | _whose(user)
+        self._post("/completion", greedy)  # its state is there for the next one
+        reused = self._post("/completion", greedy)
+        cold = self._post("/completion", {**greedy, "cache_prompt": False})
+        return Verified(
+            prompt,
+            int(reused["timings"]["cache_n"]),
+            reused["content"],
+            cold["content"],
+            is_same(reused["completion_probabilities"], cold["completion_probabilities"]),
+        )
+
+    def close(self) -> None:
+        if self._started is not None and not self._keep:
+            from pyrun.home import find_home
+
+            background.stop(find_home().logs, self._started)
+        self._started = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        with self._request(path, body, stream=False) as response:
+            return response.json()
+
+    @contextlib.contextmanager
+    def _request(self, path: str, body: Mapping[str, Any], *, stream: bool) -> Iterator[Any]:
+        """An answer may take as long as it takes: there is a limit for connecting only."""
+        import requests
+
+        try:
+            with direct() as session:
+                response = session.post(
+                    self.url + path, json=body, headers=self._headers(), stream=stream, timeout=(10, None)
+                )
+                with response:
+                    if response.status_code != 200:
+                        raise UserError(f"{self.url}{path} answers with {response.status_code}", _reason(response))
+                    yield response
+        except requests.RequestException as error:
+            raise UserError(f"the server at {self.url} does not answer: {error}", "is it still running?") from error
+
+    def _pieces(self, path: str, body: Mapping[str, Any]) -> Iterator[str | Answer]:
+        """The text as it comes, and at last the whole answer."""
+        began = time.monotonic()
+        first: float | None = None
+        text: list[str] = []
+        timings: dict[str, Any] = {}
+        with self._request(path, body, stream=True) as response:
+            for event in _events(response.iter_lines()):
+                if "error" in event:
+                    raise UserError(f"the server broke off: {_message(event['error'])}", "its log tells more")
+                timings = event.get("timings") or timings
+                piece = _text_of(event)
+                if piece:
+                    first = first if first is not None else time.monotonic()
+                    text.append(piece)
+                    yield piece
+        yield Answer("".join(text), ((first or time.monotonic()) - began) * 1000, timings)
+
+
+def _whose(user: str) -> dict[str, str]:
+    return {"llama_user_id": user} if user else {}
+
+
+def _begins(prompt: str | Messages) -> dict[str, Any]:
+    return {"prompt": prompt} if isinstance(prompt, str) else {"messages": list(prompt)}
+
+
+def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        name, _, data = line.decode("utf-8", "replace").partition(": ")
+        if name in ("data", "error") and data != "[DONE]":
+            event = json.loads(data)
+            yield {"error": event} if name == "error" else event
+
+
+def _text_of(event: Mapping[str, Any]) -> str:
+    if "choices" in event:
+        choices = event["choices"]
+        return str(choices[0]["delta"].get("content") or "") if choices else ""
+    return str(event.get("content", ""))
+
+
+def _message(error: Any) -> str:
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def _reason(response: Any) -> str:
+    try:
+        return _message(response.json()["error"])
+    except (ValueError, LookupError, TypeError):
+        return "is it a server of llama-run?"
+
+
+def is_same(reused: Sequence[Mapping[str, Any]], cold: Sequence[Mapping[str, Any]]) -> bool:
+    """Two runs are the same up to where they part, and may part at a tie only."""
+    for one, other in zip(reused, cold, strict=False):
+        if one["id"] != other["id"]:
+            likely = {entry["id"]: entry["logprob"] for entry in other["top_logprobs"]}
+            return bool(abs(likely.get(one["id"], -1e9) - likely.get(other["id"], 0.0)) < TIE)
+    return len(reused) == len(cold)

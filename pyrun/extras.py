@@ -1,0 +1,45 @@
+"""Says what to install where a package is missing: running a server needs few, and other work brings its own."""
+
+from __future__ import annotations
+
+from importlib import util
+
+from pyrun.errors import UserError
+from pyrun.home import is_clone
+
+# The optional dependencies of pyproject.toml, with the packages that are imported for each.
+EXTRAS = {
+    "build": ("cmake", "ninja"),
+    "download": ("huggingface_hub", "httpx2"),
+    "connect": ("tomlkit", "ruamel"),
+    "plot": ("matplotlib",),
+    "tools": ("mcp", "mcp_types", "anyio", "jsonschema", "referencing", "openai", "anthropic"),
+}
+
+
+def has_native() -> bool:
+    """The native module reads the cache's files. A wheel has it for one Python, and serves from any."""
+    return util.find_spec("pyrun._kernels") is not None
+
+
+def explain_import(error: ImportError) -> UserError | None:
+    """Explains what a person can mend; None where the fault is ours."""
+    if "_kernels" in str(error):
+        return UserError("the native module is not built for this Python", _native_hint())
+    package = (error.name or "").partition(".")[0]
+    extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
+    return missing_extra(package, extra) if extra else None
+
+
+def missing_extra(package: str, extra: str) -> UserError:
+    return UserError(f"the package {package} is not installed", f"install it: {_install(extra)}")
+
+
+def _install(extra: str) -> str:
+    return f"LLAMA_RUN_EXTRAS={extra} ./llama-run --version" if is_clone() else f"pip install 'llama-run[{extra}]'"
+
+
+def _native_hint() -> str:
+    if is_clone():
+        return "run ./llama-run from the clone: it builds it"
+    return "install for this Python from source, with a C++ compiler: pip install --no-binary llama-run llama-run"

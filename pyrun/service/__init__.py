@@ -1,0 +1,1 @@
+"""A server that is there without a terminal: as a systemd user unit, or in the background."""

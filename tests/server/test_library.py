@@ -1,0 +1,70 @@
+"""The library with the real server: its page's examples, and joining and starting."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from backend import BINARY
+from cache_server import Serve, smollm2, toy
+from helpers import ROOT, free_port, is_running
+from stores import make_clone
+
+from pyrun import Engine
+from pyrun.errors import UserError
+
+pytestmark = pytest.mark.server
+
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_examples_of_the_page_work(
+    serve: Serve, kv: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(smollm2(), "--ctx-size", "2048", cache=kv)
+    monkeypatch.setenv("LLAMA_ARG_PORT", str(server.port))
+    expected = (
+        r"\d+ ms, \d+% of the prompt reused, from \w+",
+        r"\d+ tokens were evaluated",
+        r"\d\d tokens were reused",
+    )
+    assert len(EXAMPLES) == len(expected)
+    for example, last_line in zip(EXAMPLES, expected, strict=True):
+        exec(compile(example, "docs/library.md", "exec"), {})
+        assert re.fullmatch(last_line, capsys.readouterr().out.splitlines()[-1])
+
+
+def test_second_answer_says_that_it_reused_the_first(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), "--ctx-size", "2048", "--api-key", "k", cache=kv)
+    with Engine(url=f"127.0.0.1:{server.port}", key="k") as engine:
+        first = engine.generate("A long beginning that is the same. " * 5, max_tokens=2, temperature=0)
+        again = engine.generate("A long beginning that is the same. " * 5, max_tokens=2, temperature=0)
+    assert first.reuse_ratio == 0 and again.reuse_ratio > 0.9 and again.text == first.text
+    assert again.tokens_evaluated == 1 and again.source != "none" and again.ttft_ms > 0
+    with pytest.raises(UserError) as refused:
+        Engine(url=server.url, key="wrong").generate("x")
+    assert "401" in refused.value.message
+    assert server.request("GET", "/health").status_code == 200, "a server that was joined goes on"
+
+
+def test_server_is_started_where_none_runs_and_ends_with_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_clone(tmp_path)
+    (root / "llama.cpp" / "build").mkdir()
+    (root / "llama.cpp" / "build" / "cpu").symlink_to(BINARY.parents[1])
+    (root / "pyrun").symlink_to(ROOT / "pyrun")
+    (root / "llama-run.toml").write_text('[server]\nno-build = true\nbackend = "cpu"\nctx = 512\n')
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(root))
+    monkeypatch.setattr("pyrun.cli.background.own_command", lambda: [sys.executable, "-m", "pyrun"])
+    port = free_port()
+    with Engine(str(smollm2()), port=port) as engine:
+        started = engine._started
+        assert started and is_running(started.pid)
+        assert Engine(port=port).chat([{"role": "user", "content": "Hello!"}], max_tokens=2).text
+        with pytest.raises(UserError, match="has another model"):
+            Engine("qwen", port=port)
+        assert is_running(started.pid), "who joined it does not end it"
+    assert not is_running(started.pid)

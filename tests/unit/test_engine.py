@@ -1,0 +1,127 @@
+"""The library against a server that lies, breaks off and refuses."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+
+from pyrun import Engine
+from pyrun.errors import UserError
+
+
+class Double(BaseHTTPRequestHandler):
+    """Stands for llama-server. What it does wrong is in `fault`."""
+
+    fault: ClassVar[str] = ""
+    asked: ClassVar[list[tuple[str, Any]]] = []
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._json({"status": "ok"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path, body))
+        if self.path in ("/cache/warm", "/cache/plan"):
+            self._json({"tokens": 7})
+        elif self.fault == "refuses":
+            self._json({"error": {"message": "the prompt is too long"}}, 400)
+        elif body.get("stream"):
+            self._stream(self.path)
+        else:
+            self._complete(cold=body.get("cache_prompt") is False)
+
+    def _json(self, content: object, status: int = 200) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _complete(self, cold: bool) -> None:
+        second = {"wrong": 3, "tie": 4}.get(self.fault, 2) if not cold else 2
+        likely = [{"id": 2, "logprob": -0.70}, {"id": 4, "logprob": -0.71}, {"id": 3, "logprob": -5.0}]
+        entries = [{"id": 1, "top_logprobs": [{"id": 1, "logprob": 0.0}]}, {"id": second, "top_logprobs": likely}]
+        timings = {"cache_n": 0 if cold else 5, "prompt_n": 6 if cold else 1}
+        self._json({"content": f"1 {second}", "completion_probabilities": entries, "timings": timings})
+
+    def _stream(self, path: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        for piece in ("Hel", "lö"):
+            chat = {"choices": [{"delta": {"content": piece}}]}
+            self._event(chat if "chat" in path else {"content": piece})
+        if self.fault == "breaks":
+            self.wfile.write(b'error: {"message": "out of memory"}\n\n')
+            return
+        last: dict[str, Any] = {"choices": []} if "chat" in path else {"content": "", "stop": True}
+        self._event({**last, "timings": {"cache_n": 3, "prompt_n": 1, "cache_source": "warm"}})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, content: object) -> None:
+        self.wfile.write(f"data: {json.dumps(content)}\n\n".encode())
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    Double.fault = ""
+    Double.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Double) as server:
+        threading.Thread(target=server.serve_forever).start()
+        with Engine(url=f"127.0.0.1:{server.server_port}") as engine:
+            yield engine
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("fault", "is_same"), [("", True), ("wrong", False), ("tie", True)])
+def test_verify_finds_a_wrong_reuse(engine: Engine, fault: str, is_same: bool) -> None:
+    Double.fault = fault
+    (found,) = engine.verify(["a prompt"])
+    assert found.is_same is is_same and found.tokens_reused == 5
+    assert (found.reused == found.cold) is (fault == "")
+
+
+def test_answer_has_text_and_what_it_cost(engine: Engine) -> None:
+    for answer in (engine.generate("x", user="alice"), engine.chat([{"role": "user", "content": "x"}], temperature=1)):
+        assert answer.text == "Hellö" and answer.ttft_ms > 0
+        assert (answer.reuse_ratio, answer.source, answer.tokens_evaluated) == (0.75, "warm", 1)
+    (_, completion), (_, chat) = Double.asked
+    assert completion["llama_user_id"] == "alice" and completion["n_predict"] == 256
+    assert chat["temperature"] == 1 and "llama_user_id" not in chat
+
+
+def test_stream_gives_pieces_and_then_the_whole(engine: Engine) -> None:
+    stream = engine.chat_stream([{"role": "user", "content": "x"}])
+    assert list(stream) == ["Hel", "lö"] and stream.answer and stream.answer.text == "Hellö"
+    assert stream.wait() == stream.answer
+
+
+def test_trouble_is_an_error_with_the_servers_own_words(engine: Engine) -> None:
+    Double.fault = "breaks"
+    with pytest.raises(UserError, match="out of memory"):
+        engine.generate("x")
+    Double.fault = "refuses"
+    with pytest.raises(UserError) as refused:
+        engine.chat([])
+    assert "400" in refused.value.message and refused.value.hint == "the prompt is too long"
+
+
+def test_no_server_is_an_error(engine: Engine) -> None:
+    with pytest.raises(UserError, match="no server answers"):
+        Engine(url="127.0.0.1:1")
+
+
+def test_prompts_and_conversations_are_warmed_and_planned(engine: Engine) -> None:
+    messages = [{"role": "system", "content": "x"}]
+    assert engine.warm("text") == engine.plan(messages, user="bob") == {"tokens": 7}
+    assert Double.asked == [
+        ("/cache/warm", {"prompt": "text"}),
+        ("/cache/plan", {"messages": messages, "llama_user_id": "bob"}),
+    ]

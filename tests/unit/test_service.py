@@ -1,0 +1,118 @@
+"""A server without a terminal: the unit for systemd, and processes in the background."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers import free_port, is_running, wait_until
+from stores import make_clone, run
+
+from pyrun.errors import UserError
+from pyrun.service import background
+from pyrun.service.unit import NAME, quoted, unit
+
+ASLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = make_clone(tmp_path)
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(root))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return root
+
+
+def test_words_reach_systemd_as_they_are() -> None:
+    assert quoted('/home/jö/a b%h$HOME"\\', argument=True) == '"/home/jö/a b%%h$$HOME\\"\\\\"'
+    assert quoted("X=$1") == '"X=$1"'
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_unit_is_what_systemd_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "a folder $x %h ö" / "llama-run"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (tmp_path / NAME).write_text(unit([str(program), "--server=a b"], [tmp_path / "a b"], {"LLAMA_RUN_HOME": "/a b%"}))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    found = subprocess.run(["systemd-analyze", "--user", "verify", tmp_path / NAME], capture_output=True, text=True)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_unit_waits_for_saving_and_leaves_the_card_usable() -> None:
+    text = unit(["/x/llama-run", "--server"], [Path("/state")], {})
+    assert "TimeoutStopSec=150" in text and "KillMode=mixed" in text, "as long as the launcher itself waits"
+    assert 'ReadWritePaths="-/state"' in text
+    assert "PrivateDevices" not in text and "ProtectClock" not in text and "MemoryDenyWriteExecute" not in text
+
+
+def test_service_without_systemd_is_explained_and_only_our_unit_is_removed(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyrun.cli.service.shutil.which", lambda name: None)
+    path = clone / "config" / "systemd" / "user" / NAME
+    code, _, err = run(capsys, "service", "install", "qwen")
+    assert code == 1 and "use `llama-run start` instead" in err and '"--server=qwen"' in path.read_text()
+    assert run(capsys, "service", "remove")[0] == 0 and not path.exists()
+    assert "no service is installed" in run(capsys, "service", "status")[2]
+    path.write_text("[Service]\n")
+    for command in ("install", "remove"):
+        code, _, err = run(capsys, "service", command)
+        assert code == 1 and "is not one that llama-run wrote" in err and path.read_text() == "[Service]\n"
+
+
+def test_one_server_for_each_port_found_again_and_stopped(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    started = background.start(ASLEEP, logs, 21150, "http://127.0.0.1:21150")
+    try:
+        assert background.find(logs, 21150) == started and background.find_all(logs) == [started]
+        with pytest.raises(UserError, match="a server runs at http://127.0.0.1:21150 already"):
+            background.start(ASLEEP, logs, 21150, "http://127.0.0.1:21150")
+        assert (logs / "started-21150.json").stat().st_mode & 0o777 == 0o600
+    finally:
+        background.stop(logs, started)
+    assert not is_running(started.pid) and background.find_all(logs) == []
+
+
+def test_server_that_was_killed_is_not_found(tmp_path: Path) -> None:
+    started = background.start(ASLEEP, tmp_path, 21151, "http://127.0.0.1:21151")
+    psutil.Process(started.pid).kill()
+    wait_until(lambda: background.find(tmp_path, 21151) is None, 20, "it is gone")
+
+
+@pytest.mark.parametrize("change", [{"began": 1.0}, {"pid": "x"}, {"more": 1}])
+def test_process_that_has_the_number_now_is_left_alone(tmp_path: Path, change: dict[str, object]) -> None:
+    """As after a reboot, or where somebody has edited the file."""
+    other = subprocess.Popen(ASLEEP)
+    try:
+        started = background.start(ASLEEP, tmp_path, 21152, "http://127.0.0.1:21152")
+        background.stop(tmp_path, started)
+        file = tmp_path / "started-21152.json"
+        content = {"port": 21152, "began": psutil.Process(other.pid).create_time(), "pid": other.pid}
+        rest = {"url": "u", "log": "l", "server_log": "s"}
+        file.write_text(json.dumps(content | rest))
+        assert background.find(tmp_path, 21152), "it would be taken for ours"
+        file.write_text(json.dumps(content | rest | change))
+        assert background.find(tmp_path, 21152) is None and background.find_all(tmp_path) == []
+        assert is_running(other.pid)
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_server_that_does_not_start_says_why(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    monkeypatch.setattr("pyrun.cli.background.own_command", lambda: refusing)
+    code, _, err = run(capsys, "start", "--port", str(free_port()))
+    assert code == 1 and "the server did not start:\n  no such model" in err
+    code, _, err = run(capsys, "stop")
+    assert code == 1 and "no server that `llama-run start` started runs" in err
+    assert json.loads(run(capsys, "status", "--json")[1]) == []
