@@ -20,6 +20,7 @@ from pyrun.cli.build import build_command
 from pyrun.cli.connect import connect_command
 from pyrun.cli.doctor import doctor_command
 from pyrun.cli.experts import experts_command
+from pyrun.cli.invocation import Invocation
 from pyrun.cli.suggest import for_command, for_option
 from pyrun.errors import UserError
 from pyrun.home import find_home, version
@@ -27,13 +28,6 @@ from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, HOST_VARIABLE, PORT
 from pyrun.server.command import choose_cache
 
 SERVER_ONLY = ("--host", "--port", "--ctx", "--no-build", "--noauto", "--print-profile", "--dry-run")
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """What click does not see: the words behind `--`, which belong to llama-server."""
-
-    extra: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,8 +48,10 @@ class Root(click.Group):
     built."""
 
     LATER: ClassVar = {
+        "chat": ("pyrun.cli.chat", "chat_command"),
         "cache": ("pyrun.cli.cache", "cache_group"),
         "memory": ("pyrun.cli.memory", "memory_group"),
+        "providers": ("pyrun.cli.providers", "providers_group"),
         "tools": ("pyrun.cli.tools", "tools_group"),
     }
 
@@ -159,8 +155,8 @@ def cli(
     given = _given(context)
     if context.invoked_subcommand is not None and given:
         raise click.UsageError(f"{given[0]} does not go with `{context.invoked_subcommand}`")
-    if served is None and extra.extra:
-        raise click.UsageError("words behind `--` are for llama-server; they go with --server only")
+    if served is None and extra.extra and context.invoked_subcommand != "chat":
+        raise click.UsageError("words behind `--` are for llama-server; they go with --server and chat only")
     if context.invoked_subcommand is not None:
         return
     if (quant is not None or mmproj) and download is None:
