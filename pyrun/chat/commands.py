@@ -7,21 +7,18 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyrun import console
 from pyrun.agents.endpoint import find_endpoint
 from pyrun.chat.chain import DEFAULT_CONTEXT, Link
+from pyrun.chat.conversation import Chat, read_file
 from pyrun.chat.export import as_json, as_markdown
 from pyrun.chat.mcp_servers import McpServers
-from pyrun.chat.reader import read_file
 from pyrun.chat.sessions import Row
 from pyrun.errors import UserError
 from pyrun.memory.recall import UserMemory
 from pyrun.providers.known import LOCAL, find_provider
-
-if TYPE_CHECKING:
-    from pyrun.chat.app import Chat
 
 
 class LeaveError(Exception):
@@ -271,7 +268,7 @@ def _server_prompt(chat: Chat, server: str, prompt: str, rest: str) -> bool:
     return True
 
 
-Command = Callable[["Chat", str], Any]
+Command = Callable[[Chat, str], Any]
 COMMANDS: dict[str, tuple[str, Command]] = {
     "/help": ("this list", _help),
     "/model": ("which model answers, or another one: /model NAME", _model),

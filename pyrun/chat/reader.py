@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
@@ -126,13 +125,3 @@ class Reader:
             return self._pasted[number - 1] if 0 < number <= len(self._pasted) else found[0]
 
         return PASTED.sub(pasted, text)
-
-
-def read_file(path: str, most: int = 1_000_000) -> str:
-    """A text file that a person named. Raises OSError or ValueError."""
-    data = Path(path).expanduser().read_bytes()
-    if len(data) > most:
-        raise ValueError(f"it has {len(data):,} bytes; at most {most:,} are taken")
-    if b"\0" in data:
-        raise ValueError("it is no text")
-    return data.decode("utf-8", "replace")

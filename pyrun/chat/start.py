@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from pyrun.agents.endpoint import Endpoint
-from pyrun.chat.app import Chat
 from pyrun.chat.chain import DEFAULT_CONTEXT, Chain, Link
+from pyrun.chat.conversation import Chat
 from pyrun.chat.local import Start, counter, local_provider, local_server
 from pyrun.chat.mcp_servers import Known, McpServers, read_mcp_json
 from pyrun.chat.sessions import Row, Session, Sessions

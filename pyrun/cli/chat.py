@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
-from pyrun import console
 from pyrun.cli.backends import CHOICES
 from pyrun.cli.invocation import Invocation
 from pyrun.errors import UserError
 from pyrun.home import find_home
 from pyrun.providers.known import LOCAL
+
+if TYPE_CHECKING:
+    from pyrun.chat.conversation import Chat
 
 NEEDED = ("prompt_toolkit", "openai", "anthropic", "mcp", "mcp_types", "anyio", "jsonschema")
 MAX_QUESTION_BYTES = 16_000_000
@@ -84,9 +90,17 @@ def chat_command(
     if question is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("this is no terminal", "ask one question: echo question | llama-run chat --once -")
     try:
-        from pyrun.chat.app import run_interactive, run_once
         from pyrun.chat.local import Start
         from pyrun.chat.start import Wishes, chat
+
+        if question is None:
+            from pyrun.chat.interactive import run_interactive
+
+            run: Callable[[Chat], None] = run_interactive
+        else:
+            from pyrun.chat.once import run_once
+
+            run = partial(run_once, question=question)
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in NEEDED:
             raise
@@ -108,11 +122,8 @@ def chat_command(
         mcp=mcp,
         user=user,
     )
-    with chat(find_home(), wishes, console.out if question is None else console.err) as talk:
-        if question is None:
-            run_interactive(talk)
-        else:
-            run_once(talk, question)
+    with chat(find_home(), wishes, Console(highlight=False)) as talk:
+        run(talk)
 
 
 def _question(once: str | None, *, from_stdin: bool) -> str | None:

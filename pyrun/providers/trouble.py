@@ -8,6 +8,8 @@ from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any
 
+import httpx2
+
 from pyrun.errors import UserError
 from pyrun.providers import events
 from pyrun.providers.events import ProviderError
@@ -30,17 +32,19 @@ def explained(provider: Provider, package: Any) -> Iterator[None]:
     """`package` is openai or anthropic: their errors have the same names."""
     try:
         yield
-    except package.APITimeoutError as error:
-        raise _error(provider, events.UNREACHABLE, "it did not answer in time", error) from None
+    except (package.APITimeoutError, httpx2.TimeoutException):
+        raise _error(provider, events.UNREACHABLE, "it did not answer in time") from None
     except package.APIConnectionError as error:
-        raise _error(provider, *_connection(error), error) from None
+        raise _error(provider, *_connection(error)) from None
+    except httpx2.HTTPError as error:  # anthropic lets those of a stream pass
+        raise _error(provider, events.CUT, f"the connection broke: {error}") from None
     except package.APIStatusError as error:
         kind = kind_of(error.status_code, _body(error))
-        raise _error(provider, kind, f"{error.status_code}: {_told(error)}", error, error.response.headers) from None
+        raise _error(provider, kind, f"{error.status_code}: {_told(error)}", error.response.headers) from None
     except package.APIError as error:  # it came in the middle of a stream
-        raise _error(provider, kind_of(_code(error), _body(error)), _told(error), error) from None
+        raise _error(provider, kind_of(_code(error), _body(error)), _told(error)) from None
     except (ValueError, TypeError, AttributeError, LookupError) as error:
-        raise _error(provider, events.CUT, f"it sent what cannot be understood: {error}", error) from None
+        raise _error(provider, events.CUT, f"it sent what cannot be understood: {error}") from None
 
 
 def needs(name: str | None) -> UserError:
@@ -85,9 +89,7 @@ def _told(error: Any) -> str:
     return str(message or error)
 
 
-def _error(
-    provider: Provider, kind: str, told: str, error: Exception, headers: Mapping[str, str] | None = None
-) -> ProviderError:
+def _error(provider: Provider, kind: str, told: str, headers: Mapping[str, str] | None = None) -> ProviderError:
     words = without_key(provider, f"{provider.name} ({provider.base_url}): {told}"[:MAX_TOLD])
     return ProviderError(kind, words, _retry_after(headers or {}))
 

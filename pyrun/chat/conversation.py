@@ -1,32 +1,34 @@
-"""A chat: what is typed becomes a command or a turn, until the person leaves."""
+"""A chat as commands and turns see it: who answers, in which session, and what goes along with the next message."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.text import Text as Styled
 
-from pyrun import console as words
-from pyrun.chat import commands
 from pyrun.chat.chain import Link
 from pyrun.chat.mcp_servers import McpServers
-from pyrun.chat.plain import PlainView, safe
+from pyrun.chat.plain import safe
 from pyrun.chat.prompt import choose, room
-from pyrun.chat.reader import Reader
-from pyrun.chat.screen import Screen
 from pyrun.chat.stats import Totals, totals
 from pyrun.chat.turn import Agent, View
 from pyrun.errors import UserError
 from pyrun.providers.events import ProviderError
 from pyrun.providers.known import Provider
-from pyrun.tools.tool import ToolError
 
 ATTACHED = re.compile(r"(?<!\S)@([\w.-]+):(\S+)")
 RESUMED_MESSAGES = 4
-HELP = "Enter sends, Alt-Enter or \\ begins a new line, Ctrl-C stops an answer, Ctrl-D leaves; /help lists the rest"
+MAX_FILE_BYTES = 1_000_000
+
+
+class Settles(Protocol):
+    def stop(self) -> None:
+        """Nothing moves on the screen afterwards."""
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Chat:
     console: Console
     attachments: list[str] = field(default_factory=list)
     input: str = ""  # what the next line begins with
-    screen: Screen | None = None
+    screen: Settles | None = None
 
     @property
     def link(self) -> Link:
@@ -115,55 +117,11 @@ class Chat:
             self.screen.stop()
 
 
-def run_once(chat: Chat, question: str) -> None:
-    """One turn. What fails raises, so that scripts notice."""
-    for problem in chat.servers.problems:
-        words.say(f"MCP server {problem}")
-    chat.agent.say(chat.with_attachments(question))
-    try:
-        chat.agent.answer(PlainView())
-    except ProviderError as error:
-        raise UserError(error.message, "`llama-run providers test` asks them one by one") from error
-
-
-def run_interactive(chat: Chat) -> None:
-    session = chat.agent.session
-    reader = Reader(chat.agent.sessions.said(), lambda: commands.names(chat.servers), chat.servers.names)
-    screen = Screen(chat.console, lambda call, prepared: reader.choose(), chat.totals)
-    chat.screen = screen
-    chat.say(f"{chat.link.name}: {chat.link.provider.model} · session {session.name[:8]}\n{HELP}")
-    for problem in chat.servers.problems:
-        chat.say(f"MCP server {problem}", "yellow")
-    chat.show_end()
-    while True:
-        try:
-            line = reader.read(_taken(chat), chat.status())
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            chat.say("Ctrl-D or /quit leaves")
-            continue
-        try:
-            _handle(chat, line, screen)
-        except commands.LeaveError:
-            return
-        except KeyboardInterrupt:
-            chat.say("stopped")
-        except (UserError, ToolError, OSError, ValueError) as error:
-            chat.complain(error)
-
-
-def _taken(chat: Chat) -> str:
-    text, chat.input = chat.input, ""
-    return text
-
-
-def _handle(chat: Chat, line: str, screen: Screen) -> None:
-    if not line:
-        return
-    if line.startswith("/"):
-        if commands.run(chat, line):
-            chat.turn(screen)
-        return
-    chat.agent.say(chat.with_attachments(line))
-    chat.turn(screen)
+def read_file(path: str, most: int = MAX_FILE_BYTES) -> str:
+    """A text file that a person named. Raises OSError or ValueError."""
+    data = Path(path).expanduser().read_bytes()
+    if len(data) > most:
+        raise ValueError(f"it has {len(data):,} bytes; at most {most:,} are taken")
+    if b"\0" in data:
+        raise ValueError("it is no text")
+    return data.decode("utf-8", "replace")
