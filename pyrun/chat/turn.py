@@ -36,6 +36,7 @@ class Limits:
     rounds: int = 30  # of tools, in one turn
     seconds: float = 3_600.0  # of a turn; a round that runs is not cut off
     call_seconds: float = 660.0  # tools have limits of their own, below this one
+    answer_tokens: int | None = None  # of one answer; what the context leaves, if left out
     equal_calls: int = 3
     result_characters: int = 30_000
 
@@ -157,7 +158,8 @@ class Agent:
         tools = tuple(self.session.tools)
         prompt = choose(self.session.rows, room(link.context, self._count_tools()))
         self._archive(prompt.dropped)
-        return Request(prompt.messages, tools, answer_room(link.context), self.session.name)
+        most = self.limits.answer_tokens or answer_room(link.context)
+        return Request(prompt.messages, tools, most, self.session.name)
 
     def _count_tools(self) -> int:
         if self._tool_tokens is None or self._tool_tokens[0] is not self.session.tools:

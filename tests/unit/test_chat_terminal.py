@@ -61,7 +61,7 @@ def test_a_person_talks_resizes_pastes_and_leaves(tmp_path: Path, server: ModelS
         terminal.wait("\n>")
         terminal.enter("Show me markdown")
         terminal.wait("The end of it.")
-        terminal.wait("tokens reused")
+        terminal.wait("first token after")
         for shown in ("Title", "日本語", "Ελληνικά", " • one", "return 2 * x", "▸ thought for"):
             assert terminal.text.count(shown) == 1, f"{shown}:\n{terminal.text}"
         assert "think about it" not in terminal.text, "reasoning is folded"
@@ -72,18 +72,19 @@ def test_a_person_talks_resizes_pastes_and_leaves(tmp_path: Path, server: ModelS
         terminal.resize(40, 24)
         terminal.enter("markdown again")
         terminal.wait("The end of it.", 2)
-        terminal.wait("tokens reused", 2)
+        terminal.wait("first token after", 2)
         assert all(len(line) <= 40 for line in terminal.screen.display)
 
         terminal.paste("\n".join(f"line {n}" for n in range(2_000)))
         terminal.wait("[paste 1: 2,000 lines]")
         terminal.send("\r")
         terminal.wait("You said 2000 lines.")
+        terminal.wait("first token after", 3)
         assert server.requests[-1]["messages"][-1]["content"].endswith("line 1998\nline 1999")
 
         terminal.enter("evil")
         terminal.wait("before")
-        terminal.wait("after")
+        terminal.wait("first token after", 4)
         assert "\x1b]0;title" not in terminal.raw
 
         terminal.enter("/stats")
@@ -102,11 +103,13 @@ def test_tools_ask_ctrl_c_stops_the_answer_and_kill_9_costs_nothing_whole(tmp_pa
         terminal.wait("allow? ")
         terminal.send("y\r")
         terminal.wait("The tool says")
+        terminal.wait("first token after", 2)
         assert (tmp_path / "a.txt").read_text() == "x"
         terminal.enter("write b.txt")
         terminal.wait("allow? ", 2)
         terminal.send("n\r")
         terminal.wait("did not allow it")
+        terminal.wait("first token after", 4)
         assert not (tmp_path / "b.txt").exists()
 
         terminal.enter("a long one")
@@ -115,14 +118,16 @@ def test_tools_ask_ctrl_c_stops_the_answer_and_kill_9_costs_nothing_whole(tmp_pa
         terminal.wait("stopped")
         assert server.gone.wait(60)
         terminal.enter("still there?")
-        terminal.wait("You said 1 lines.")
-
+        terminal.wait("first token after", 5)
+        terminal.wait("\n>\n")
         terminal.send("half a line\x03\x03")
         terminal.wait("Ctrl-D or /quit leaves")
 
         server.gone.clear()
+        asked = len(server.bodies)
         terminal.enter("another long one")
-        terminal.wait("word10 ", 2)
+        terminal.wait("word10 ", terminal.text.count("word10 ") + 1)
+        assert len(server.bodies) == asked + 1
         terminal.process.kill(signal.SIGKILL)
         assert terminal.wait_for_end() == -signal.SIGKILL
 
@@ -134,6 +139,8 @@ def test_tools_ask_ctrl_c_stops_the_answer_and_kill_9_costs_nothing_whole(tmp_pa
         terminal.wait("> another long one", 2)
         terminal.send("\x15short\r")
         terminal.wait("You said 1 lines.", 2)
+        terminal.wait("first token after")
+        terminal.wait("\n>\n")
         terminal.send("\x04")
         assert terminal.wait_for_end() == 0
     contents = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "user"]
