@@ -44,7 +44,8 @@ def local_server(home: Home, start: Start) -> Iterator[Endpoint]:
     address = choose_address(None, None, start.extra, os.environ)
     key = find_key(start.extra, os.environ)
     value = key.value if key else None
-    if is_healthy(address.url):
+    if _health(address.url) is not None:
+        _await_loaded(address.url)
         yield _checked(find_endpoint(address.url, value), start.model)
         return
     with _started(home, start, address.url):
@@ -52,7 +53,7 @@ def local_server(home: Home, start: Start) -> Iterator[Endpoint]:
 
 
 def _checked(endpoint: Endpoint, wanted: str | None) -> Endpoint:
-    if wanted is not None and Path(wanted).name.casefold() not in endpoint.model.casefold():
+    if wanted is not None and Path(wanted).name.removesuffix(".gguf").casefold() not in endpoint.model.casefold():
         raise UserError(
             f"the server at {endpoint.url} runs {endpoint.model}, not {wanted}",
             "leave the model out, stop that server, or choose another port: LLAMA_ARG_PORT=9091",
@@ -61,11 +62,16 @@ def _checked(endpoint: Endpoint, wanted: str | None) -> Endpoint:
 
 
 def is_healthy(url: str) -> bool:
+    return _health(url) == 200
+
+
+def _health(url: str) -> int | None:
+    """What it answers: 503 as long as it loads its model; None where nobody is there."""
     try:
         with direct() as session:
-            return session.get(f"{url}/health", timeout=5, verify=False).status_code == 200
+            return session.get(f"{url}/health", timeout=5, verify=False).status_code
     except requests.RequestException:
-        return False
+        return None
 
 
 @contextmanager
@@ -90,6 +96,14 @@ def _started(home: Home, start: Start, url: str) -> Iterator[None]:
         yield
     finally:
         _stop(launcher)
+
+
+def _await_loaded(url: str) -> None:
+    """Somebody else started it just now."""
+    while (health := _health(url)) != 200:
+        if health != 503:
+            raise UserError(f"what is at {url} is no server of llama-run", "choose another port: LLAMA_ARG_PORT=9091")
+        time.sleep(0.5)
 
 
 def _await(launcher: subprocess.Popen[bytes], url: str, log: Path) -> None:

@@ -26,7 +26,7 @@ class Prompt:
 
 def answer_room(context: int) -> int:
     """Tokens that are kept free for an answer. It depends on nothing else: the cut must not move."""
-    return max(1, min(4_096, context // 4))
+    return max(1, min(16_384, context // 4))
 
 
 def room(context: int, tool_tokens: int) -> int:

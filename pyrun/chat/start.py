@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pyrun import console as words
 from pyrun.agents.endpoint import Endpoint
 from pyrun.chat.chain import DEFAULT_CONTEXT, Chain, Link
 from pyrun.chat.conversation import Chat
@@ -94,6 +95,7 @@ def _links(home: Home, wishes: Wishes, known: list[Provider], stack: ExitStack) 
             if len(wishes.providers) == 1:
                 raise
             trouble = error
+            words.say(f"{error.message}\ngoing on without it")
     if not links:
         raise trouble or UserError("no provider was named", "--provider local")
     return links, endpoint

@@ -18,6 +18,7 @@ from pyrun.chat.prompt import answer_room, choose, room
 from pyrun.chat.sessions import Row, Session, Sessions
 from pyrun.chat.stats import Answer, measure
 from pyrun.chat.toolset import ALWAYS, NO, SESSION, Prepared, Toolset
+from pyrun.errors import UserError
 from pyrun.memory.intake import take_in
 from pyrun.memory.spool import Record, SpoolFullError, write_spool
 from pyrun.memory.text import message_text
@@ -145,6 +146,8 @@ class Agent:
         answer = measure(self.chain.current, watch.begun, watch.first, time.monotonic(), end)
         self._append(_assistant(text, thought, calls, end), answer.about())
         view.answered(answer)
+        if end.reason == "length":
+            view.note("the answer reached its limit and was cut; ask for the rest")
         return calls
 
     def _keep_stopped(self, text: str, thought: str) -> None:
@@ -214,7 +217,7 @@ class Agent:
             prepared = self.toolset.prepare(one.call)
             if prepared.needs_consent:
                 self._ask(one.call, prepared, view)
-        except (ToolError, OSError) as error:
+        except (ToolError, UserError, OSError) as error:
             one.result, one.failed = str(error), True
             one.done.set()
             view.result(one.call, one.result, True)

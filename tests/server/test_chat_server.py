@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
-from cache_server import CacheServer, Serve, smollm2
-from chat_fixtures import Desk
+from backend import require_backend
+from cache_server import CacheServer, Serve, smollm2, toy
+from chat_fixtures import Desk, home_in
+from helpers import ROOT, free_port, is_running, wait_until
+from terminal import Terminal
 from tool_fixtures import Bench
 
 from pyrun.agents.endpoint import find_endpoint
@@ -17,6 +23,9 @@ from pyrun.chat.local import local_provider
 from pyrun.chat.prompt import choose, room
 from pyrun.chat.turn import Limits
 from pyrun.models.default import CHAT_TEMPLATE
+from pyrun.providers.events import TOO_LONG, End, ProviderError, Request, Text
+from pyrun.providers.known import Provider
+from pyrun.providers.stream import stream
 
 pytestmark = pytest.mark.server
 
@@ -68,5 +77,42 @@ def test_thirty_turns_evaluate_what_is_new_over_restarts_of_server_and_chat(
                 new += len(after) - common
             roles = [message["role"] for message in desk.messages]
         server.stop()
+    print(f"{evaluated} tokens evaluated, {new} new")
     assert roles.count("user") == TURNS
     assert evaluated <= 1.05 * new, f"{evaluated} evaluated, {new} new"
+
+
+@pytest.mark.parametrize("protocol", ["openai", "anthropic"])
+def test_the_server_streams_in_both_languages(protocol: str, serve: Serve) -> None:
+    server = serve(toy("dense"), "--ctx-size", "512", "--parallel", "1", "--jinja")
+    url = server.url if protocol == "anthropic" else f"{server.url}/v1"
+    request = Request([{"role": "user", "content": "Hello"}], max_tokens=8)
+    here = Provider("here", url, protocol, "any", kind="local")
+    *pieces, end = stream(here, request)
+    assert [piece for piece in pieces if isinstance(piece, Text)]
+    assert isinstance(end, End)
+    assert end.usage.prompt_tokens > 0
+    assert 0 < end.usage.answer_tokens <= 8
+    with pytest.raises(ProviderError) as refused:
+        list(stream(here, Request([{"role": "user", "content": "word " * 4_000}])))
+    assert refused.value.kind == TOO_LONG
+
+
+def test_a_chat_starts_from_nothing_stops_an_answer_and_takes_its_server_along(tmp_path: Path) -> None:
+    require_backend()
+    environment = {**os.environ, **home_in(tmp_path, ROOT), "LLAMA_ARG_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pyrun", "chat", "--no-build", "--backend", "cpu", "--tools", "none"]
+    with Terminal(command, environment, tmp_path) as terminal:
+        terminal.wait("/help lists the rest")
+        launcher, *_ = psutil.Process(terminal.process.pid).children()
+        [server] = launcher.children()
+        terminal.enter("Tell me a long story about the sea.")
+        answer_began = terminal.raw.count("\x1b[J")
+        wait_until(lambda: terminal.pump() and terminal.raw.count("\x1b[J") > answer_began + 1, 60, "an answer")
+        terminal.send("\x03")
+        terminal.wait("\n>\n")
+        assert is_running(server.pid), "Ctrl-C reached the server"
+        terminal.send("\x04")
+        assert terminal.wait_for_end() == 0
+    assert not is_running(server.pid)
+    assert not is_running(launcher.pid)
