@@ -27,6 +27,10 @@ from pyrun.server.supervisor import end_with_parent
 
 STOP_SECONDS = 150.0  # the launcher gives the server 120 to save
 SHOWN_LINES = 20
+# Python would look for the package in the current folder first, which may have one of the same name, and anybody's.
+LAUNCHER = (
+    f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; from pyrun.__main__ import main; main()"
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def _started(home: Home, start: Start, url: str) -> Iterator[None]:
     """A launcher of its own looks after it: it starts it again after a crash, and has it save its state at the end."""
     log = home.logs / "chat-server.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pyrun", "--server", *([start.model] if start.model else []), *start.flags]
+    command = [sys.executable, "-c", LAUNCHER, "--server", *([start.model] if start.model else []), *start.flags]
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as output:
         launcher = subprocess.Popen(
