@@ -2,7 +2,7 @@
 
     python scripts/record_chat.py
 
-The server has to be built. What the model says depends on chance; what the chat shows around it does not.
+The server has to be built.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ def record() -> str:
 
 
 def _talk(folder: str, environment: dict[str, str], lines: tuple[str, ...], *flags: str) -> str:
-    command = [sys.executable, "-m", "pyrun", "chat", "--no-build", "--backend", "cpu", *flags]
+    command = [sys.executable, "-m", "pyrun", "chat", "--no-build", "--backend", "cpu", *flags, "--", "--temp", "0"]
     with Terminal(command, environment, Path(folder), 100, 40) as terminal:
-        terminal.wait("/help lists the rest")
+        terminal.wait("\n>\n")
         for number, line in enumerate(lines, 1):
             terminal.enter(line)
             terminal.wait("first token after", number)
+            terminal.wait("\n>\n")
         terminal.enter("/stats")
         terminal.wait("of evaluating")
         terminal.enter("/quit")
@@ -50,7 +51,8 @@ def _talk(folder: str, environment: dict[str, str], lines: tuple[str, ...], *fla
 
 def _tidy(lines: list[str]) -> str:
     """Without the status line below the input, and without runs of empty lines."""
-    kept = [line for line in lines if not re.match(r" local · .* tokens", line) and "the server" not in line]
+    passing = re.compile(r" local · .* tokens|. st(art|opp)ing the server")
+    kept = [line for line in lines if not passing.match(line)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip() + "\n"
 
 

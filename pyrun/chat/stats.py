@@ -43,7 +43,7 @@ class Answer:
             where = f" ({SOURCES.get(self.source, self.source)})" if self.source not in ("", "none") else ""
             parts.append(f"{self.reused_tokens:,} of {self.prompt_tokens:,} tokens reused{where}")
         if self.answer_per_s:
-            parts.append(f"{self.answer_per_s:.0f} tokens/s")
+            parts.append(f"{self.answer_per_s:.{1 if self.answer_per_s < 10 else 0}f} tokens/s")
         if saved := self.saved_s(self.prompt_per_s or prompt_per_s):
             parts.append(f"saved {saved:.1f} s")
         if self.cost:
