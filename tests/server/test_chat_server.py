@@ -52,7 +52,7 @@ def rendered(server: CacheServer, desk: Desk) -> list[int]:
 def opened(bench: Bench, server: CacheServer, resume: bool) -> Iterator[Desk]:
     endpoint = find_endpoint(server.url, None)
     link = Link(local_provider(endpoint), endpoint.context)
-    limits = Limits(rounds=3, answer_tokens=24)
+    limits = Limits(rounds=3, answer_tokens=12)
     with Desk(bench, [link], tools="get_fact", resume=resume, endpoint=endpoint, limits=limits) as desk:
         yield desk
 
