@@ -66,6 +66,11 @@ class Home:
         return self.root / "llama-run.toml"
 
     @property
+    def keys(self) -> Path:
+        """The keys of providers, for their owner alone."""
+        return self.root / "keys.json"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

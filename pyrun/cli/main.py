@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 from click.core import ParameterSource
 
+from pyrun.cli.invocation import Invocation
 from pyrun.errors import UserError
 from pyrun.extras import explain_import
 from pyrun.home import find_home, version
@@ -25,15 +26,6 @@ if TYPE_CHECKING:
 
 WIDTH = 110  # of what --help says, at most
 SERVER_ONLY = ("--all", "--host", "--port", "--ctx", "--no-build", "--noauto", "--print-profile", "--dry-run")
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """What click does not see: the words behind `--`, which belong to llama-server, and llama-run.toml."""
-
-    extra: tuple[str, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
-    file: Path = Path("llama-run.toml")
 
 
 @dataclass(frozen=True)
@@ -56,6 +48,7 @@ class Root(click.Group):
     LATER: ClassVar = {
         "build": ("pyrun.cli.build", "build_command"),
         "cache": ("pyrun.cli.cache", "cache_group"),
+        "chat": ("pyrun.cli.chat", "chat_command"),
         "completion": ("pyrun.cli.completion", "completion_command"),
         "config": ("pyrun.cli.config", "config_group"),
         "connect": ("pyrun.cli.connect", "connect_command"),
@@ -64,6 +57,7 @@ class Root(click.Group):
         "install-link": ("pyrun.cli.install_link", "install_link_command"),
         "memory": ("pyrun.cli.memory", "memory_group"),
         "logs": ("pyrun.cli.background", "logs_command"),
+        "providers": ("pyrun.cli.providers", "providers_group"),
         "service": ("pyrun.cli.service", "service_group"),
         "start": ("pyrun.cli.background", "start_command"),
         "status": ("pyrun.cli.background", "status_command"),
@@ -75,6 +69,7 @@ class Root(click.Group):
     BRIEFLY: ClassVar = {
         "build": "Build llama-server from the pinned, patched llama.cpp.",
         "cache": "Show, check and clean the stored state.",
+        "chat": "Talk to a model, with tools, memory and endless history.",
         "completion": "Print what makes the TAB key complete commands, flags, models, conversations and backends.",
         "config": "Show the settings of llama-run.toml, and an example of it.",
         "connect": "Make a coding agent use the running server.",
@@ -83,6 +78,7 @@ class Root(click.Group):
         "install-link": "Make `llama-run` work from every folder, by a link to this clone.",
         "memory": "Search what left a conversation, and keep facts.",
         "logs": "Show what a server in the background says.",
+        "providers": "Set up models that others serve, or another server here does.",
         "service": "Run the server as a systemd user service.",
         "start": "Start a server in the background: as --server does, but it stays when the terminal goes.",
         "status": "Show the servers that `llama-run start` started and that still run.",
@@ -230,8 +226,8 @@ def cli(
     given = _given(context)
     if context.invoked_subcommand is not None and given:
         raise click.UsageError(f"{given[0]} does not go with `{context.invoked_subcommand}`")
-    if served is None and extra.extra and context.invoked_subcommand != "start":
-        raise click.UsageError("words behind `--` are for llama-server; they go with --server and start only")
+    if served is None and extra.extra and context.invoked_subcommand not in ("start", "chat"):
+        raise click.UsageError("words behind `--` are for llama-server; they go with --server, start and chat only")
     if context.invoked_subcommand is not None:
         return
     if ("--quant" in given or "--mmproj" in given) and download is None:

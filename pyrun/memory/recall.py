@@ -171,13 +171,20 @@ class UserMemory:
             rows = database.execute("SELECT kind, count(*) FROM entries WHERE user = ? GROUP BY kind", (self._user(),))
             return {"message": 0, "pair": 0, "fact": 0, **dict(rows.fetchall())}
 
-    def _forget(self, where: str, values: Sequence[object]) -> int:
-        with self.memory.writing():
-            ids = self._ids(f"user = ? AND ({where})", (self._user(), *values))
+    def _forget(self, where: str, values: Sequence[object], sessions: str = "0") -> int:
+        """`sessions` says which of them go as well, with the same values."""
+        with self.memory.writing() as database:
+            own = (self._user(), *values)
+            ids = self._ids(f"user = ? AND ({where})", own)
             self.memory.remove(ids)
-        if ids:
+            chats = database.execute(
+                f"SELECT id FROM sessions WHERE user = ? AND ({sessions})", own[: 1 + sessions.count("?")]
+            )
+            gone = [row[0] for row in chats.fetchall()]
+            self.memory.remove_sessions(gone)
+        if ids or gone:
             self.memory.shrink()
-        return len(ids)
+        return len(ids) + len(gone)
 
     def forget_fact(self, name: str) -> bool:
         with self.memory.writing():
@@ -186,13 +193,13 @@ class UserMemory:
         return bool(ids)
 
     def forget_conversation(self, conversation: str) -> int:
-        return self._forget("conversation = ? AND kind = 'message'", (conversation,))
+        return self._forget("conversation = ? AND kind = 'message'", (conversation,), "name = ?")
 
     def forget_entry(self, number: int) -> int:
         return self._forget("id = ?", (number,))
 
     def forget_all(self) -> int:
-        return self._forget("1", ())
+        return self._forget("1", (), "1")
 
     # Shared by the above
 

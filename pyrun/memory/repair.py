@@ -95,7 +95,35 @@ def _salvage(broken: Path, folder: Path) -> int:
                 for *values, user, key in rows:
                     if user in users and isinstance(key, bytes):
                         n_saved += memory.insert(memory.ensure_user(users[user]), Entry(*values), key)
+        _salvage_sessions(old, memory, users)
     return n_saved
+
+
+def _salvage_sessions(old: sqlite3.Connection, memory: Memory, users: dict[int, str]) -> None:
+    """Each session up to the first of its messages that cannot be read."""
+    try:
+        sessions = old.execute("SELECT id, user, name, title, tools, archived, created, used FROM sessions").fetchall()
+    except sqlite3.DatabaseError:
+        return
+    for number, user, *values in sessions:
+        rows: list[tuple[Any, ...]] = []
+        try:
+            for row in old.execute(
+                "SELECT seq, message, n_tokens, at, about FROM session_messages WHERE session = ? ORDER BY seq",
+                (number,),
+            ):
+                rows.append(row)
+        except sqlite3.DatabaseError:
+            pass
+        with memory.writing() as database:
+            new = database.execute(
+                "INSERT INTO sessions(user, name, title, tools, archived, created, used) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (memory.ensure_user(users[user]), *values),
+            ).lastrowid
+            database.executemany(
+                "INSERT INTO session_messages(session, seq, message, n_tokens, at, about) VALUES (?, ?, ?, ?, ?, ?)",
+                [(new, *row) for row in rows],
+            )
 
 
 def _readable(old: sqlite3.Connection, last: int) -> Iterator[list[tuple[Any, ...]]]:

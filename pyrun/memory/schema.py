@@ -42,7 +42,31 @@ CREATE TABLE gone(
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (FIRST,)
+# Chats: a session's messages as they are sent, in their order, with what is known about each.
+SESSIONS = """
+CREATE TABLE sessions(
+    id INTEGER PRIMARY KEY,
+    user INTEGER NOT NULL REFERENCES users(id),
+    name TEXT NOT NULL UNIQUE,
+    title TEXT NOT NULL DEFAULT '',
+    tools TEXT NOT NULL DEFAULT '[]',
+    archived INTEGER NOT NULL DEFAULT 0,
+    created INTEGER NOT NULL,
+    used INTEGER NOT NULL
+);
+CREATE INDEX sessions_by_use ON sessions(user, used);
+CREATE TABLE session_messages(
+    session INTEGER NOT NULL REFERENCES sessions(id),
+    seq INTEGER NOT NULL,
+    message TEXT NOT NULL,
+    n_tokens INTEGER NOT NULL,
+    at INTEGER NOT NULL,
+    about TEXT NOT NULL DEFAULT '{}',
+    PRIMARY KEY(session, seq)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (FIRST, SESSIONS)
 
 
 def words_table(user: int) -> str:

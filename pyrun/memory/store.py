@@ -163,6 +163,12 @@ class Memory:
             self.database.execute("DELETE FROM entries WHERE id = ?", (number,))
             self.database.execute("INSERT OR REPLACE INTO gone(user, key, at) VALUES (?, ?, ?)", (user, key, now))
 
+    def remove_sessions(self, ids: list[int]) -> None:
+        """Within `writing`."""
+        for number in ids:
+            self.database.execute("DELETE FROM session_messages WHERE session = ?", (number,))
+            self.database.execute("DELETE FROM sessions WHERE id = ?", (number,))
+
     def used_bytes(self) -> int:
         """What the file needs; it may be larger, with room that is used again."""
         with self._explained():
@@ -173,21 +179,24 @@ class Memory:
         return int((pages - free) * size)
 
     def prune(self) -> int:
-        """Removes the oldest messages, then pairs, until the limit is kept again. Facts are never removed."""
+        """Removes the oldest messages, then pairs, then sessions, until the limit is kept again. Facts and the session
+        that was used last are never removed."""
         if self.used_bytes() <= self.max_bytes:
             return 0
         n_removed = 0
         while self.used_bytes() > self.max_bytes * PRUNED_TO:
             with self.writing() as database:
                 ids = self._oldest()
+                sessions = [] if ids else self._oldest_session()
                 self.remove(ids)
+                self.remove_sessions(sessions)
                 database.execute("DELETE FROM gone WHERE at < ?", (int(time.time() * 1000) - REMEMBERED_MS,))
                 for user in self.users():
                     # What was deleted from an index takes room until its parts are merged.
                     words = words_table(user)
                     database.execute(f"INSERT INTO {words}({words}, rank) VALUES ('merge', -500)")
-            n_removed += len(ids)
-            if not ids:
+            n_removed += len(ids) + len(sessions)
+            if not ids and not sessions:
                 break
         self.shrink()
         return n_removed
@@ -200,6 +209,10 @@ class Memory:
             if rows:
                 return [row[0] for row in rows]
         return []
+
+    def _oldest_session(self) -> list[int]:
+        rows = self.database.execute("SELECT id FROM sessions ORDER BY used DESC, id DESC LIMIT -1 OFFSET 1").fetchall()
+        return [rows[-1][0]] if rows else []
 
     def shrink(self) -> None:
         """Gives free pages back to the disk."""

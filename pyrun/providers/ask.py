@@ -1,66 +1,72 @@
-"""Asking a provider one question, through the package that speaks its language."""
+"""Asking a provider one question. The model that is asked gets no tools: it cannot ask another one in turn."""
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import dataclass, field
+
 from pyrun.errors import UserError
+from pyrun.providers.events import End, Message, ProviderError, Request, Text
 from pyrun.providers.known import Provider
+from pyrun.providers.stream import TIMEOUT_SECONDS, cost, stream
 
-TIMEOUT_SECONDS = 600.0  # a cold prompt on a small machine takes minutes
 MAX_TOKENS = 4096
-INSTALL = "install what the tools need: LLAMA_RUN_EXTRAS=tools ./llama-run --version"
 
 
-def ask(provider: Provider, question: str, system: str = "", max_tokens: int = MAX_TOKENS) -> str:
+@dataclass
+class Spending:
+    """What was spent on each provider since the program began."""
+
+    spent: dict[str, float] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def check(self, provider: Provider) -> None:
+        if provider.max_cost is None:
+            return
+        if provider.prices is None:
+            raise UserError(
+                f"what {provider.name} costs is not known, so max_cost cannot be kept",
+                "add price_prompt and price_answer, in dollars for a million tokens",
+            )
+        if self.spent.get(provider.name, 0.0) >= provider.max_cost:
+            raise UserError(
+                f"{provider.name} has cost ${self.spent[provider.name]:.2f}, which is its max_cost",
+                "answer without it",
+            )
+
+    def add(self, provider: Provider, amount: float) -> None:
+        with self.lock:
+            self.spent[provider.name] = self.spent.get(provider.name, 0.0) + amount
+
+
+def ask(
+    provider: Provider,
+    question: str,
+    system: str = "",
+    max_tokens: int = MAX_TOKENS,
+    spending: Spending | None = None,
+    seconds: float = TIMEOUT_SECONDS,
+) -> str:
     """The answer's text. What goes wrong on the other side is told, without the key."""
-    call = _ask_anthropic if provider.protocol == "anthropic" else _ask_openai
+    spending = spending or Spending()
+    spending.check(provider)
+    messages: list[Message] = [
+        *([{"role": "system", "content": system}] if system else []),
+        {"role": "user", "content": question},
+    ]
+    deadline = time.monotonic() + seconds
+    text = ""
     try:
-        return call(provider, question, system, max_tokens)
-    except ImportError as error:
-        raise UserError(f"the package {error.name} is not installed", INSTALL) from error
-
-
-def _ask_openai(provider: Provider, question: str, system: str, max_tokens: int) -> str:
-    import openai
-
-    try:
-        with openai.OpenAI(
-            base_url=provider.base_url, api_key=provider.key or "none", timeout=TIMEOUT_SECONDS, max_retries=1
-        ) as client:
-            answer = client.chat.completions.create(
-                model=provider.model,
-                max_tokens=max_tokens,
-                messages=[
-                    *([{"role": "system", "content": system}] if system else []),  # type: ignore[list-item]
-                    {"role": "user", "content": question},
-                ],
-            )
-    except openai.OpenAIError as error:
-        raise _failed(provider, error) from error
-    return (answer.choices[0].message.content or "") if answer.choices else ""
-
-
-def _ask_anthropic(provider: Provider, question: str, system: str, max_tokens: int) -> str:
-    import anthropic
-
-    try:
-        with anthropic.Anthropic(
-            base_url=provider.base_url, api_key=provider.key or "none", timeout=TIMEOUT_SECONDS, max_retries=1
-        ) as client:
-            answer = client.messages.create(
-                model=provider.model,
-                max_tokens=max_tokens,
-                system=system or anthropic.omit,
-                messages=[{"role": "user", "content": question}],
-            )
-    except anthropic.AnthropicError as error:
-        raise _failed(provider, error) from error
-    return "".join(block.text for block in answer.content if block.type == "text")
-
-
-def _failed(provider: Provider, error: Exception) -> UserError:
-    told = str(error)[:500]
-    if provider.key:
-        told = told.replace(provider.key, "***")
-    return UserError(
-        f"{provider.name} ({provider.base_url}) did not answer: {told}", "check its address, key and model"
-    )
+        for event in stream(provider, Request(messages, max_tokens=max_tokens), seconds):
+            if isinstance(event, Text):
+                text += event.text
+            elif isinstance(event, End):
+                spending.add(provider, cost(provider, event.usage) or 0.0)
+            if time.monotonic() > deadline:
+                raise UserError(f"{provider.name} did not end within {seconds:.0f} s", "ask for less")
+    except ProviderError as error:
+        raise UserError(
+            f"{provider.name} did not answer: {error.message}", "check its address, key and model"
+        ) from error
+    return text

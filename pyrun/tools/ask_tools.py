@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyrun.providers.ask import MAX_TOKENS, ask
+from pyrun.providers.ask import MAX_TOKENS, Spending, ask
 from pyrun.providers.known import Provider
 from pyrun.tools.tool import Call, Tool, number, text
 
 
 def ask_tools(providers: Sequence[Provider]) -> list[Tool]:
-    return [_tool(provider) for provider in providers]
+    spending = Spending()
+    return [_tool(provider, spending) for provider in providers]
 
 
-def _tool(provider: Provider) -> Tool:
+def _tool(provider: Provider, spending: Spending) -> Tool:
     def run(call: Call) -> str:
-        return ask(provider, call.text("question"), call.text("system"), call.number("max_tokens", MAX_TOKENS))
+        limit = call.number("max_tokens", MAX_TOKENS)
+        return ask(provider, call.text("question"), call.text("system"), limit, spending)
 
     return Tool(
         f"ask_{provider.name}",

@@ -51,7 +51,7 @@ def read_rules(lines: Sequence[str]) -> Rules:
         name, colon, pattern = line.partition(":")
         if name == "address":
             addresses.append(_open_address(line, pattern))
-        elif re.fullmatch(r"[a-z_0-9]+", name) and (pattern or not colon):
+        elif re.fullmatch(r"[A-Za-z_0-9-]+", name) and (pattern or not colon):
             tools.append((name, pattern or "*"))
         else:
             raise UserError(f"{line!r} is no rule", "write TOOL, TOOL:PATTERN or address:IP[/BITS][:PORT]")

@@ -65,8 +65,8 @@ def load_setup(
         allow=(*(str(rule) for rule in told), *allow),
         commands=commands or take(table, "commands", bool, where, False),
         include=_included(take(table, "include", dict, where, {}), where),
-        providers=load_providers(home.settings, environment),
-        protected=(folder, home.kv_cache, home.logs, home.settings),
+        providers=load_providers(home.settings, environment, home.keys),
+        protected=(folder, home.kv_cache, home.logs, home.settings, home.keys),
     )
 
 

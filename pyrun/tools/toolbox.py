@@ -40,8 +40,8 @@ class Pending:
     def question(self) -> str:
         """What a person is shown. Nothing in it can pass for our own words, and what is cut is told."""
         details = {name: value for name, value in self.call.arguments.items() if name != self.tool.subject}
-        shown = "".join(f"\n{name}:{_quoted(value)}" for name, value in details.items())
-        return f"Allow {self.tool.name}? It concerns:{_quoted(self.subject)}{shown}"
+        shown = "".join(f"\n{name}:{quoted(value)}" for name, value in details.items())
+        return f"Allow {self.tool.name}? It concerns:{quoted(self.subject)}{shown}"
 
 
 class Toolbox:
@@ -108,7 +108,7 @@ def _told(error: Exception) -> str:
     return str(error.strerror or error) if isinstance(error, OSError) else str(error)
 
 
-def _quoted(value: Any) -> str:
+def quoted(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     lines = text[:MAX_SHOWN].splitlines() or [""]
     more = f"\n  (and {len(text) - MAX_SHOWN:,} more characters)" if len(text) > MAX_SHOWN else ""

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from backend import PATIENCE
@@ -19,8 +20,8 @@ from toys.corpus import TEXT
 pytestmark = pytest.mark.server
 
 # Small batches: the first prompt is evaluated for long enough to be met half-way.
-FLAGS = ("--parallel", "4", "--ctx-size", "16384", "-b", "128", "-ub", "128")
-FLAGS += ("-ctk", "f32", "-ctv", "f32", "-fa", "off")
+FLAGS = ["--parallel", "4", "--ctx-size", "16384", "-b", "128", "-ub", "128"]
+FLAGS += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
 PAGES = ("--cache-ssd-page-size", "32")
 N_SHARED = 1500
 
@@ -36,7 +37,7 @@ def is_evaluating(server: CacheServer) -> bool:
     return any(slot["is_processing"] for slot in server.get("/slots"))
 
 
-def ask_at_once(server: CacheServer, first: list[int], others: list[list[int]], **options: object) -> list[Answer]:
+def ask_at_once(server: CacheServer, first: list[int], others: list[list[int]], **options: Any) -> list[Answer]:
     """The others come while the first one's prompt is being evaluated."""
     with ThreadPoolExecutor(len(others) + 1) as clients:
         leader: Future[Answer] = clients.submit(server.complete, first)

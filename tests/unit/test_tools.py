@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from fakes.model_server import Reply, model_server
 from helpers import ROOT
 from tool_fixtures import Bench, call, refusal
 
@@ -349,57 +347,20 @@ def test_settings_that_make_no_sense_are_refused_with_a_remedy(settings: str, tm
     assert "sk-secret" not in str(refused.value)
 
 
-class Model(BaseHTTPRequestHandler):
-    """Answers in both languages, and says in its answer what it was asked."""
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        key = self.headers.get("x-api-key") or self.headers.get("Authorization", "").removeprefix("Bearer ")
-        said = json.dumps([key, body.get("system"), body["messages"], body["max_tokens"]])
-        if body["model"] == "broken":
-            self._send(401, {"error": {"message": f"the key {key} is wrong", "type": "authentication_error"}})
-        elif self.path == "/v1/messages":
-            content = [{"type": "text", "text": said}]
-            usage = {"input_tokens": 1, "output_tokens": 1}
-            answer = {"id": "1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn"}
-            self._send(200, {**answer, "stop_sequence": None, "content": content, "usage": usage})
-        else:
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said}}
-            self._send(200, {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
-
-    def _send(self, status: int, answer: dict[str, Any]) -> None:
-        data = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        pass
-
-
-@contextmanager
-def model_server() -> Iterator[int]:
-    with HTTPServer(("127.0.0.1", 0), Model) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
 @pytest.mark.parametrize(("protocol", "path"), [("openai", "/v1"), ("anthropic", "")])
 def test_other_models_are_asked_in_their_language_and_keys_stay_secret(protocol: str, path: str, bench: Bench) -> None:
-    with model_server() as port:
-        url = f"http://127.0.0.1:{port}{path}"
+    def script(body: dict[str, Any]) -> Reply:
+        return Reply(status=401, error="the key sk-1 is wrong") if body["model"] == "broken" else Reply(["Because."])
+
+    with model_server(script, "sk-1") as server:
+        url = f"{server.url}{path}"
         provider = Provider("big", url, protocol, "m", "sk-1", "It knows much.")
         box = bench.box(providers=[provider])
-        told = json.loads(call(box, "ask_big", question="Why?", system="Be brief.", max_tokens=50))
-        assert told[0] == "sk-1"
-        assert told[2][-1] == {"role": "user", "content": "Why?"}
+        assert call(box, "ask_big", question="Why?", system="Be brief.", max_tokens=50) == "Because."
+        [told] = server.requests
+        assert "Why?" in json.dumps(told["messages"][-1])
         assert "Be brief." in json.dumps(told)
-        assert told[3] == 50
+        assert told["max_tokens"] == 50
         assert "sk-1" not in bench.log.read_text()
         with pytest.raises(UserError) as refused:
             ask(Provider("big", url, protocol, "broken", "sk-1"), "Why?")

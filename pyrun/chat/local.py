@@ -1,0 +1,152 @@
+"""The server of this machine: found where it runs, else started for as long as the chat runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+
+from pyrun import console
+from pyrun.agents.endpoint import Endpoint, find_endpoint
+from pyrun.chat.prompt import MESSAGE_TOKENS, estimate
+from pyrun.errors import UserError
+from pyrun.home import Home
+from pyrun.providers.known import LOCAL, Provider
+from pyrun.server.address import choose_address, find_key
+from pyrun.server.ask import ask, direct
+from pyrun.server.supervisor import end_with_parent
+
+STOP_SECONDS = 150.0  # the launcher gives the server 120 to save
+SHOWN_LINES = 20
+# Python would look for the package in the current folder first, which may have one of the same name, and anybody's.
+LAUNCHER = (
+    f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; from pyrun.__main__ import main; main()"
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the server is started with, if it has to be."""
+
+    model: str | None = None
+    flags: tuple[str, ...] = ()  # of `llama-run --server`
+    extra: tuple[str, ...] = ()  # behind `--`
+
+
+@contextmanager
+def local_server(home: Home, start: Start) -> Iterator[Endpoint]:
+    """The one that runs at the usual address, or a new one, which ends with the chat."""
+    address = choose_address(None, None, start.extra, os.environ)
+    key = find_key(start.extra, os.environ)
+    value = key.value if key else None
+    if _health(address.url) is not None:
+        _await_loaded(address.url)
+        yield _checked(find_endpoint(address.url, value), start.model)
+        return
+    with _started(home, start, address.url):
+        yield find_endpoint(address.url, value)
+
+
+def _checked(endpoint: Endpoint, wanted: str | None) -> Endpoint:
+    if wanted is not None and Path(wanted).name.removesuffix(".gguf").casefold() not in endpoint.model.casefold():
+        raise UserError(
+            f"the server at {endpoint.url} runs {endpoint.model}, not {wanted}",
+            "leave the model out, stop that server, or choose another port: LLAMA_ARG_PORT=9091",
+        )
+    return endpoint
+
+
+def is_healthy(url: str) -> bool:
+    return _health(url) == 200
+
+
+def _health(url: str) -> int | None:
+    """What it answers: 503 as long as it loads its model; None where nobody is there."""
+    try:
+        with direct() as session:
+            return session.get(f"{url}/health", timeout=5, verify=False).status_code
+    except requests.RequestException:
+        return None
+
+
+@contextmanager
+def _started(home: Home, start: Start, url: str) -> Iterator[None]:
+    """A launcher of its own looks after it: it starts it again after a crash, and has it save its state at the end."""
+    log = home.logs / "chat-server.log"
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    command = [sys.executable, "-c", LAUNCHER, "--server", *([start.model] if start.model else []), *start.flags]
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "wb") as output:
+        launcher = subprocess.Popen(
+            [*command, *(["--", *start.extra] if start.extra else [])],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C stops an answer, not the server
+            preexec_fn=end_with_parent(os.getpid()),
+        )
+    try:
+        with console.waiting("starting the server; the first time, it is built, which takes minutes"):
+            _await(launcher, url, log)
+        yield
+    finally:
+        _stop(launcher)
+
+
+def _await_loaded(url: str) -> None:
+    """Somebody else started it just now."""
+    while (health := _health(url)) != 200:
+        if health != 503:
+            raise UserError(f"what is at {url} is no server of llama-run", "choose another port: LLAMA_ARG_PORT=9091")
+        time.sleep(0.5)
+
+
+def _await(launcher: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    while not is_healthy(url):
+        if launcher.poll() is not None:
+            tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN_LINES:])
+            raise UserError(f"the server did not start:\n{tail}", f"`llama-run --server` starts it alone; log: {log}")
+        time.sleep(0.2)
+
+
+def _stop(launcher: subprocess.Popen[bytes]) -> None:
+    if launcher.poll() is not None:
+        return
+    launcher.send_signal(signal.SIGTERM)
+    try:
+        with console.waiting("stopping the server, which saves its state"):
+            launcher.wait(STOP_SECONDS)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        with contextlib.suppress(OSError):
+            launcher.send_signal(signal.SIGINT)  # the launcher takes a second signal for hurry
+            launcher.wait(10)
+
+
+def local_provider(endpoint: Endpoint) -> Provider:
+    return Provider(
+        LOCAL, endpoint.openai_url, "openai", endpoint.model, endpoint.key, kind=LOCAL, context=endpoint.context
+    )
+
+
+def counter(endpoint: Endpoint | None) -> Callable[[str], int]:
+    """How many tokens a message has, by the local model where there is one. What cannot be asked is estimated."""
+
+    def count(text: str) -> int:
+        if endpoint is None:
+            return estimate(text)
+        try:
+            tokens = ask(endpoint.url, "/tokenize", endpoint.key, post={"content": text}, verify=False)["tokens"]
+            return len(tokens) + MESSAGE_TOKENS
+        except (UserError, KeyError, TypeError):
+            return estimate(text)
+
+    return count

@@ -1,0 +1,63 @@
+"""What of a session is sent: a pure function over its rows, so that one prompt is the beginning of the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyrun._kernels import cut_history
+from pyrun.chat.sessions import Row
+from pyrun.providers.events import Message
+
+NOTE = "[Earlier messages of this conversation were left out. search_memory finds what they said.]\n\n"
+NOTE_TOKENS = 32
+MESSAGE_TOKENS = 8  # what a template writes around a message
+MARGIN = 64  # what it writes around all of them
+BYTES_PER_TOKEN = 3  # fewer than most tokens have: what is estimated too high still fits
+
+
+@dataclass(frozen=True)
+class Prompt:
+    messages: list[Message]
+    dropped: list[int]  # rows that are left out
+    n_cuts: int
+    n_over: int  # tokens by which it does not fit all the same
+
+
+def answer_room(context: int) -> int:
+    """Tokens that are kept free for an answer. It depends on nothing else: the cut must not move."""
+    return max(1, min(16_384, context // 4))
+
+
+def room(context: int, tool_tokens: int) -> int:
+    """Tokens that messages may have."""
+    return max(1, context - answer_room(context) - tool_tokens - MARGIN)
+
+
+def choose(rows: Sequence[Row], n_tokens: int) -> Prompt:
+    cut = cut_history([_counted(row) for row in rows], n_tokens, NOTE_TOKENS)
+    kept = [index for begin, end in cut.kept for index in range(begin, end)]
+    messages = [rows[index].message for index in kept]
+    if cut.n_dropped:
+        _put_note(messages)
+    dropped = sorted(set(range(len(rows))) - set(kept))
+    return Prompt(messages, dropped, cut.n_cuts, cut.n_over)
+
+
+def _counted(row: Row) -> tuple[str, int, list[str], list[str]]:
+    message = row.message
+    calls = [str(call["id"]) for call in message.get("tool_calls") or []]
+    results = [str(message["tool_call_id"])] if row.role == "tool" else []
+    return row.role, row.n_tokens, calls, results
+
+
+def _put_note(messages: list[Message]) -> None:
+    """Into the first message of the user that is left: many templates know no system message but the first one."""
+    for index, message in enumerate(messages):
+        if message["role"] == "user":
+            messages[index] = {**message, "content": NOTE + str(message["content"])}
+            return
+
+
+def estimate(text: str) -> int:
+    return len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN + MESSAGE_TOKENS

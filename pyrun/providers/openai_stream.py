@@ -1,0 +1,124 @@
+"""Answers of servers that speak OpenAI's chat API: llama-server, OpenAI, Gemini, Grok, Ollama and most others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyrun.providers import events
+from pyrun.providers.events import (
+    End,
+    Event,
+    Function,
+    Message,
+    ProviderError,
+    Reasoning,
+    Request,
+    Text,
+    ToolCall,
+    Usage,
+)
+from pyrun.providers.known import Provider, is_here
+from pyrun.providers.trouble import explained, needs
+
+REASONING = ("reasoning_content", "reasoning")  # llama-server and DeepSeek; Ollama and OpenRouter
+
+
+def stream(provider: Provider, request: Request, timeout: float) -> Iterator[Event]:
+    try:
+        import openai
+    except ImportError as error:
+        raise needs(error.name) from error
+
+    with (
+        explained(provider, openai),
+        openai.OpenAI(
+            base_url=provider.base_url,
+            api_key=provider.key or "none",
+            timeout=timeout,
+            max_retries=0,
+            # A proxy would look for a server of this machine on its own.
+            http_client=openai.DefaultHttpxClient(trust_env=False) if is_here(provider.base_url) else None,
+        ) as client,
+        client.chat.completions.create(**body(provider, request)) as chunks,
+    ):
+        yield from _events(provider, chunks)
+
+
+def body(provider: Provider, request: Request) -> dict[str, Any]:
+    """What is sent. The messages stand first, and one request's are the beginning of the next one's."""
+    sent: dict[str, Any] = {
+        "messages": [_message(provider, message) for message in request.messages],
+        "model": provider.model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if request.tools:
+        sent["tools"] = [_tool(function) for function in request.tools]
+    if request.max_tokens:
+        # OpenAI's newer models know the second name only, everybody else the first.
+        sent["max_completion_tokens" if provider.kind == "openai" else "max_tokens"] = request.max_tokens
+    if request.conversation and provider.kind in ("openai", "local"):
+        sent["prompt_cache_key"] = request.conversation
+    return sent
+
+
+def _message(provider: Provider, message: Message) -> Message:
+    """A model of our own server is shown its reasoning again, if its template wants it; others refuse to be."""
+    hidden = ("thinking",) if provider.kind == "local" else ("thinking", "reasoning_content")
+    return {name: value for name, value in message.items() if name not in hidden}
+
+
+def _tool(function: Function) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {"name": function.name, "description": function.description, "parameters": function.schema},
+    }
+
+
+def _events(provider: Provider, chunks: Any) -> Iterator[Event]:
+    calls: dict[int, list[str]] = {}  # index -> id, name, arguments
+    timings: dict[str, Any] = {}
+    reason, usage = "", Usage()
+    for chunk in chunks:
+        extra = chunk.model_extra or {}
+        timings = extra.get("timings") or timings
+        if chunk.usage is not None:
+            usage = _usage(chunk.usage)
+        for choice in chunk.choices or []:
+            delta = choice.delta
+            more = delta.model_extra or {}
+            if thought := next((more[name] for name in REASONING if more.get(name)), None):
+                yield Reasoning(str(thought))
+            if delta.content:
+                yield Text(delta.content)
+            for piece in delta.tool_calls or []:
+                _collect(calls, piece)
+            reason = choice.finish_reason or reason
+    if not reason:
+        raise ProviderError(events.CUT, f"{provider.name} ({provider.base_url}): the answer broke off")
+    yield from (
+        ToolCall(number or f"call_{index}", name, arguments or "{}")
+        for index, (number, name, arguments) in sorted(calls.items())
+    )
+    yield End("tool_calls" if calls else reason, usage, timings if isinstance(timings, dict) else {})
+
+
+def _collect(calls: dict[int, list[str]], piece: Any) -> None:
+    index = piece.index if piece.index is not None else len(calls)  # Gemini leaves it out, and sends whole calls
+    call = calls.setdefault(index, ["", "", ""])
+    call[0] = piece.id or call[0]
+    if piece.function is not None:
+        call[1] += piece.function.name or ""
+        call[2] += piece.function.arguments or ""
+
+
+def _usage(told: Any) -> Usage:
+    of_prompt, of_answer = told.prompt_tokens_details, told.completion_tokens_details
+    return Usage(
+        told.prompt_tokens or 0,
+        (of_prompt.cached_tokens if of_prompt else None) or 0,
+        0,
+        told.completion_tokens or 0,
+        (of_answer.reasoning_tokens if of_answer else None) or 0,
+    )

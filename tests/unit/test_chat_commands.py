@@ -1,0 +1,140 @@
+"""What begins with a slash, and how a stream of markdown is cut into blocks."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from chat_fixtures import Desk, link
+from fakes.model_server import Reply, model_server
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from tool_fixtures import Bench
+
+from pyrun.chat import commands
+from pyrun.chat.blocks import Block, Blocks
+from pyrun.chat.conversation import Chat
+from pyrun.errors import UserError
+from pyrun.providers.known import Provider
+
+
+class Talk:
+    """A chat whose screen is a text."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.out = io.StringIO()
+        other = Provider("other", "http://127.0.0.1:1/v1", "openai", "m")
+        self.chat = Chat(desk.agent, desk.servers, [other], "", Console(file=self.out, width=200))
+
+    def run(self, line: str) -> str:
+        """What it shows; and if a turn follows, it is made."""
+        self.out.truncate(0)
+        self.out.seek(0)
+        if commands.run(self.chat, line):
+            self.chat.agent.answer(self.desk.view)
+        return self.out.getvalue()
+
+    @property
+    def spoken(self) -> list[str]:
+        return [str(row.message["content"]) for row in self.chat.agent.session.rows if row.role != "system"]
+
+
+@pytest.fixture
+def talk(bench: Bench) -> Iterator[Talk]:
+    numbers = iter(range(1000))
+    with model_server(lambda body: Reply([f"Answer {next(numbers)}."])) as server, Desk(bench, [link(server)]) as desk:
+        made = Talk(desk)
+        desk.ask("One?")
+        desk.ask("Two?")
+        yield made
+
+
+def test_the_last_exchange_is_asked_again_changed_or_taken_back(talk: Talk) -> None:
+    talk.run("/retry")
+    assert talk.spoken == ["One?", "Answer 0.", "Two?", "Answer 2."]
+    talk.run("/edit")
+    assert (talk.spoken, talk.chat.input) == (["One?", "Answer 0."], "Two?")
+    assert "2 messages" in talk.run("/undo")
+    assert talk.spoken == []
+    with pytest.raises(UserError):
+        talk.run("/undo")
+
+
+def test_sessions_branch_get_titles_are_found_and_continued(talk: Talk) -> None:
+    first = talk.chat.agent.session.name
+    talk.run("/branch")
+    talk.desk.ask("Three?")
+    talk.run("/save A title of mine")
+    shown = talk.run("/sessions three mine")
+    assert talk.chat.agent.session.name[:8] in shown
+    assert first[:8] not in shown
+    talk.run(f"/sessions {first[:8]}")
+    assert talk.spoken[-1] == "Answer 1."
+    talk.run("/system Be a pirate.")
+    assert talk.chat.agent.session.rows[0].message["content"] == "Be a pirate."
+    assert talk.spoken[-1] == "Answer 1."
+    assert "pirate" in talk.run("/system")
+
+
+def test_files_are_attached_and_sessions_exported(talk: Talk, bench: Bench) -> None:
+    (bench.work / "code.md").write_text("```\nx\n```")
+    talk.run(f"/attach {bench.work / 'code.md'}")
+    assert talk.chat.with_attachments("See?").endswith("````\n```\nx\n```\n````\n\nSee?")
+    assert talk.chat.with_attachments("See?") == "See?"
+    for name in ("talk.md", "talk.json"):
+        talk.run(f"/export {bench.work / name}")
+        assert "Answer 1." in (bench.work / name).read_text()
+    assert json.loads((bench.work / "talk.json").read_text())["messages"][1]["content"] == "One?"
+    (bench.work / "binary").write_bytes(b"\0")
+    with pytest.raises(ValueError, match="no text"):
+        talk.run(f"/attach {bench.work / 'binary'}")
+
+
+def test_memory_facts_and_numbers_are_shown(talk: Talk) -> None:
+    assert "home town: Rome" in talk.run("/facts home town = Rome")
+    assert "Rome" in talk.run("/memory rome")
+    assert "2 answers" in talk.run("/stats")
+    assert "not known" in talk.run("/cost")
+    shown = talk.run("/help")
+    assert all(name in shown for name in commands.COMMANDS)
+
+
+def test_tools_rules_models_and_providers_are_changed(talk: Talk) -> None:
+    assert "write_file" in talk.run("/tools")
+    assert "write_file" not in talk.run("/tools read_file")
+    assert [tool.name for tool in talk.chat.agent.session.tools] == ["read_file"]
+    assert "write_file:notes/*" in talk.run("/allow write_file:notes/*")
+    with pytest.raises(UserError):
+        talk.run("/allow not a rule")
+    talk.run("/model larger")
+    assert talk.chat.link.provider.model == "larger"
+    assert "other" in talk.run("/provider")
+    talk.run("/provider other")
+    assert talk.chat.link.name == "other"
+    with pytest.raises(UserError, match="no provider"):
+        talk.run("/provider nobody")
+
+
+TEXT = "# A\n\nwords\nmore\n\n```py\nx = 1\n\ny = 2\n```\nend\n"
+BLOCKS = [Block("# A"), Block("words\nmore"), Block("x = 1\n\ny = 2", "py"), Block("end")]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, len(TEXT)), max_size=10))
+def test_blocks_are_the_same_however_the_text_comes_in(cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(TEXT)]
+    blocks = Blocks()
+    found = [block for a, b in pairwise(places) for block in blocks.feed(TEXT[a:b])]
+    assert found + blocks.end() == BLOCKS
+
+
+def test_long_code_is_shown_in_parts_and_what_is_open_at_the_end_is_shown() -> None:
+    blocks = Blocks()
+    shown = blocks.feed("~~~\n" + "line\n" * 45)
+    assert [len(block.text.splitlines()) for block in shown] == [20, 20]
+    assert blocks.end() == [Block("\n".join(["line"] * 5), "")]

@@ -1,0 +1,101 @@
+"""MCP servers of a chat: their tools, resources and prompts, and that none of them can take the chat along."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_fixtures import Desk, link
+from fakes.model_server import Reply, model_server
+from helpers import ROOT
+from rich.console import Console
+from tool_fixtures import Bench
+
+from pyrun.chat import commands, mcp_servers
+from pyrun.chat.conversation import Chat
+from pyrun.chat.mcp_servers import McpServers, RemoteServer, read_mcp_json
+from pyrun.errors import UserError
+from pyrun.tools.setup import IncludedServer
+from pyrun.tools.tool import ToolError
+
+
+def things(*words: str) -> IncludedServer:
+    return IncludedServer(sys.executable, (str(ROOT / "tests/fakes/mcp_things.py"), *words), {})
+
+
+def test_tools_prompts_and_resources_are_used_and_a_dead_or_mute_server_costs_its_own_calls(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+
+    def script(body: dict[str, Any]) -> Reply:
+        last = body["messages"][-1]
+        return Reply([last["content"]]) if last["role"] == "tool" else Reply(calls=[("c", *calls[-1])])
+
+    with (
+        model_server(script) as server,
+        Desk(bench, [link(server)], servers={"things": things()}, tools="things") as desk,
+    ):
+        offered = [tool.name for tool in desk.agent.session.tools]
+        assert offered == ["things__add", "things__die", "things__flood", "things__hang"]
+        calls.append(("things__add", {"a": 2, "b": 3}))
+        desk.view.says = "session"
+        assert desk.ask("Add.") == "5"
+        assert '"a": 2' in desk.view.questions[0]
+        calls.append(("things__die", {}))
+        assert "died during the call" in desk.ask("Die.")
+        calls.append(("things__add", {"a": 1, "b": 1}))
+        assert desk.ask("Add.") == "2"
+        calls.append(("things__flood", {}))
+        assert 1_000 < len(desk.ask("Flood.")) < 40_000
+        calls.append(("things__hang", {}))
+        with monkeypatch.context() as patched:
+            patched.setattr(mcp_servers, "CALL_SECONDS", 3.0)
+            assert "did not answer within" in desk.ask("Hang.")
+        calls.append(("things__add", {"a": 4, "b": 4}))
+        assert desk.ask("Add.") == "8"
+        assert [tool.name for tool in desk.agent.session.tools] == offered
+        assert len([1 for body in server.requests if body["tools"] != server.requests[0]["tools"]]) == 0
+
+        chat = Chat(desk.agent, desk.servers, [], "", Console(quiet=True))
+        assert chat.with_attachments("See @things:note://one and mail@things").startswith(
+            "Resource note://one of things:\n\nthe note\n\nSee"
+        )
+        assert commands.run(chat, "/things:greet name=Ann")
+        assert desk.messages[-1]["content"] == "Say hello to Ann."
+        assert "/things:greet" in list(commands.names(desk.servers))
+    assert "a word for the log" in (bench.folder / "logs" / "mcp.log").read_text()
+
+
+def test_a_server_that_never_answers_or_is_not_there_is_reported(tmp_path: Path) -> None:
+    known = {"mute": things("mute"), "gone": IncludedServer("/no/such/program", (), {})}
+    with McpServers(known, tmp_path / "mcp.log", start_seconds=3) as servers:
+        assert servers.tools == []
+        assert [problem.partition(":")[0] for problem in servers.problems] == ["gone", "mute"]
+        with pytest.raises(ToolError, match="there is no MCP server"):
+            servers.read("nobody", "x")
+
+
+def test_mcp_json_is_read_and_what_is_wrong_with_it_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "mcp.json"
+    assert read_mcp_json(path) == {}
+    entry = {"command": "x", "args": ["-y"], "env": {"A": "1"}}
+    path.write_text(json.dumps({"mcpServers": {"a": entry, "b": {"url": "http://x/mcp"}}}))
+    assert read_mcp_json(path) == {"a": IncludedServer("x", ("-y",), {"A": "1"}), "b": RemoteServer("http://x/mcp")}
+    for wrong in ("{", "[]", '{"mcpServers": {"a": {}}}', '{"mcpServers": {"a": {"command": "x", "args": "y"}}}'):
+        path.write_text(wrong)
+        with pytest.raises(UserError):
+            read_mcp_json(path)
+
+
+def test_a_stopped_call_ends_at_once(tmp_path: Path) -> None:
+    with McpServers({"things": things()}, tmp_path / "mcp.log") as servers:
+        hang = next(tool for tool in servers.tools if tool.name == "hang")
+        stopped = threading.Event()
+        threading.Timer(0.5, stopped.set).start()
+        with pytest.raises(ToolError, match="stopped"):
+            servers.call(hang, {}, stopped)

@@ -1,0 +1,111 @@
+"""`llama-run chat --once` in a pipe, as a process: only the answer on stdout, exit codes, and no key anywhere."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from chat_fixtures import KEY, environment
+from fakes.model_server import ModelServer, Reply, model_server
+
+
+def chat(folder: Path, server: ModelServer, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pyrun", "chat", *words]
+    return subprocess.run(
+        command, input=text, capture_output=True, text=True, env=environment(folder, server), cwd=folder, timeout=120
+    )
+
+
+def test_only_the_answer_is_on_stdout_and_sessions_are_continued(tmp_path: Path) -> None:
+    with model_server(lambda body: Reply(["Blue", " light."], ["Let me think."])) as server:
+        first = chat(tmp_path, server, "--once", "-", text="Why is the sky blue?\n")
+        assert (first.stdout, first.stderr, first.returncode) == ("Blue light.\n", "", 0)
+        second = chat(tmp_path, server, "--continue", "--once", "And this?", "-", text="a sunset")
+        assert second.stdout == "Blue light.\n"
+    contents = [message["content"] for message in server.requests[-1]["messages"][1:]]
+    assert contents == ["Why is the sky blue?", "Blue light.", "And this?\n\na sunset"]
+
+
+def test_what_fails_has_an_exit_code_and_no_key_in_its_words(tmp_path: Path) -> None:
+    with model_server(lambda body: Reply(status=401, error=f"bad key {KEY}")) as server:
+        refused = chat(tmp_path, server, "--provider", "cloud", "--once", "Why?")
+        assert (refused.stdout, refused.returncode) == ("", 1)
+        assert "401" in refused.stderr
+        server.script = lambda body: Reply(["half ", "an ", "answer"], cut=True)
+        cut = chat(tmp_path, server, "--provider", "cloud", "--once", "Why?")
+        assert cut.returncode == 1
+        unreachable = chat(tmp_path, server, "--provider", "gone", "--once", "Why?")
+        assert unreachable.returncode == 1
+        assert "no connection" in unreachable.stderr
+        unknown = chat(tmp_path, server, "--provider", "nobody", "--once", "Why?")
+        assert "providers add nobody" in unknown.stderr
+        empty = chat(tmp_path, server, "--once", "-", text=" ")
+        assert (empty.stdout, empty.returncode) == ("", 1)
+        assert chat(tmp_path, server, "one", "two", "--once", "Why?").returncode == 2
+        server.script = lambda body: Reply(["Fine."])
+        other = chat(tmp_path, server, "--provider", "gone,cloud", "--once", "Why?")
+        assert (other.stdout, other.returncode) == ("Fine.\n", 0)
+        assert "asking cloud instead" in other.stderr
+    for run in (refused, cut, unreachable, other):
+        assert KEY not in run.stdout + run.stderr
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert {"llama-run.toml", "memory.db"} <= {path.name for path in kept}
+    assert not [path for path in kept if KEY.encode() in path.read_bytes()]
+
+
+def test_nobody_can_be_asked_so_what_changes_something_is_refused_unless_a_rule_allows_it(tmp_path: Path) -> None:
+    def script(body: dict[str, object]) -> Reply:
+        messages: list[dict[str, str]] = body["messages"]  # type: ignore[assignment]
+        done = messages[-1]["role"] == "tool"
+        return Reply(["Done."]) if done else Reply(calls=[("c", "write_file", {"path": "a.txt", "content": "x"})])
+
+    with model_server(script) as server:
+        refused = chat(tmp_path, server, "--tools", "files", "--once", "Write.")
+        assert (refused.stdout, refused.returncode) == ("Done.\n", 0)
+        assert "--allow write_file" in refused.stderr
+        assert not (tmp_path / "a.txt").exists()
+        assert (
+            chat(tmp_path, server, "--tools", "files", "--allow", "write_file:a*", "--once", "Write.").returncode == 0
+        )
+        assert (tmp_path / "a.txt").read_text() == "x"
+
+
+def test_the_first_words_come_with_the_first_token_ctrl_c_ends_it_and_ps_shows_no_key(tmp_path: Path) -> None:
+    with model_server(lambda body: Reply(["word "] * 10_000, pause=0.05)) as server:
+        command = [sys.executable, "-m", "pyrun", "chat", "--provider", "cloud", "--once", "Talk."]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(tmp_path, server), cwd=tmp_path
+        )
+        stop = threading.Timer(100, process.kill)
+        stop.start()
+        assert process.stdout is not None
+        assert process.stdout.read(5) == b"word "
+        arrived = time.time()
+        shown = [" ".join(psutil.Process(process.pid).cmdline())]
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        stop.cancel()
+    assert arrived - server.sent_first[0] < 2.0, "it is held back; on an idle machine it takes milliseconds"
+    assert process.returncode == 130
+    assert KEY not in shown[0] + errors.decode()
+
+
+def test_without_a_terminal_and_a_question_it_says_what_to_do(tmp_path: Path) -> None:
+    with model_server(lambda body: Reply()) as server:
+        refused = chat(tmp_path, server, text="")
+    assert refused.returncode == 1
+    assert "--once -" in refused.stderr
+
+
+@pytest.mark.parametrize("word", ["nothing", "execute_command"])
+def test_a_tool_that_is_not_there_is_named(word: str, tmp_path: Path) -> None:
+    with model_server(lambda body: Reply()) as server:
+        refused = chat(tmp_path, server, "--tools", word, "--once", "Why?")
+    assert refused.returncode == 1
+    assert word in refused.stderr

@@ -1,0 +1,142 @@
+"""Sessions in the memory's file: older files grow, what was said is found, forgotten, saved from damage."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyrun.chat.export import as_json, as_markdown
+from pyrun.chat.prompt import NOTE, choose
+from pyrun.chat.sessions import Row, Sessions
+from pyrun.errors import UserError
+from pyrun.memory.recall import UserMemory
+from pyrun.memory.repair import repair
+from pyrun.memory.schema import FIRST, MIGRATIONS, statements, version_of
+from pyrun.memory.store import Memory, key_of_user
+from pyrun.providers.events import Function
+
+TOOL = Function("look", "Looks.", {"type": "object"})
+
+
+def said(text: str, role: str = "user") -> Row:
+    return Row({"role": role, "content": text}, 10)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Memory]:
+    with Memory(tmp_path / "memory") as opened:
+        yield opened
+
+
+def talked(sessions: Sessions, *texts: str) -> str:
+    session = sessions.create([TOOL])
+    roles = ("user", "assistant")
+    sessions.append(session, [said(text, roles[index % 2]) for index, text in enumerate(texts)])
+    return session.name
+
+
+def test_a_memory_of_before_the_chat_gets_its_tables_and_loses_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    with sqlite3.connect(folder / "memory.db") as old:
+        for statement in statements(FIRST):
+            old.execute(statement)
+        old.execute("INSERT INTO users(key) VALUES (?)", (key_of_user("alice"),))
+        old.execute("PRAGMA user_version = 1")
+    old.close()
+    with Memory(folder) as memory:
+        assert version_of(memory.database) == len(MIGRATIONS)
+        assert memory.find_user(key_of_user("alice")) == 1
+        sessions = Sessions(memory, "alice")
+        assert sessions.load(talked(sessions, "Hello")).rows == [said("Hello")]
+
+
+def test_what_is_loaded_is_what_was_said_to_the_byte(memory: Memory) -> None:
+    sessions = Sessions(memory, "")
+    odd = 'tab\tline\nquote" half \ud800 NUL \0 wide 日本 e\u0301'
+    session = sessions.create([TOOL])
+    sessions.append(session, [said(odd)])
+    again = sessions.load(session.name[:6])
+    assert again.rows == session.rows
+    assert again.tools == [TOOL]
+    assert sessions.latest() == again
+
+
+def test_sessions_are_found_by_words_and_each_user_has_their_own(memory: Memory) -> None:
+    alice, bob = Sessions(memory, "alice"), Sessions(memory, "bob")
+    first = talked(alice, "The Élan vital", "A philosopher said so.")
+    second = talked(alice, "Something else")
+    talked(bob, "The Élan vital")
+    assert [one.name for one in alice.find()] == [second, first]
+    assert [one.name for one in alice.find("élan PHILOSOPHER")] == [first]
+    assert alice.find("nothing like it") == []
+    with pytest.raises(UserError, match="no session"):
+        bob.load(first)
+    assert alice.said() == ["The Élan vital", "Something else"]
+
+
+def test_taking_back_and_branching_leave_whole_sessions(memory: Memory) -> None:
+    sessions = Sessions(memory, "")
+    session = sessions.load(talked(sessions, "one", "two", "three", "four"))
+    branch = sessions.branch(session)
+    assert [row.message["content"] for row in sessions.truncate(session, 2)] == ["three", "four"]
+    assert len(sessions.load(session.name).rows) == 2
+    assert len(sessions.load(branch.name).rows) == 4
+    assert "two" in as_markdown(session)
+    assert '"two"' in as_json(session)
+
+
+def test_forgetting_takes_sessions_along(memory: Memory) -> None:
+    sessions = Sessions(memory, "alice")
+    first, second = talked(sessions, "a secret"), talked(sessions, "another")
+    other = Sessions(memory, "bob")
+    kept = talked(other, "kept")
+    own = UserMemory(memory, "alice")
+    assert own.forget_conversation(first) == 1
+    assert [one.name for one in sessions.find()] == [second]
+    assert own.forget_all() == 1
+    assert sessions.find() == []
+    assert [one.name for one in other.find()] == [kept]
+    assert b"a secret" not in memory.path.read_bytes()
+
+
+def test_the_oldest_sessions_go_where_there_is_no_room(tmp_path: Path) -> None:
+    with Memory(tmp_path / "memory", max_bytes=1_000_000) as memory:
+        sessions = Sessions(memory, "")
+        names = [talked(sessions, "x" * 200_000) for _ in range(8)]
+        assert memory.prune() > 0
+        left = [one.name for one in sessions.find()]
+        assert left == names[: -len(left) - 1 : -1]
+        assert 1 <= len(left) <= 4
+
+
+def test_sessions_are_saved_from_a_broken_file(tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    with Memory(folder) as memory:
+        sessions = Sessions(memory, "")
+        name = talked(sessions, "one", "two")
+        UserMemory(memory, "").set_fact("a", "b")
+        for number in range(50):
+            UserMemory(memory, "").store(f"question {number}", "x" * 50)
+    data = bytearray((folder / "memory.db").read_bytes())
+    at = data.rindex(b"question 7")
+    data[at - at % 4096 : at - at % 4096 + 64] = b"\xff" * 64
+    (folder / "memory.db").write_bytes(data)
+    assert repair(folder).problems
+    with Memory(folder) as memory:
+        assert [row.message["content"] for row in Sessions(memory, "").load(name).rows] == ["one", "two"]
+
+
+def test_the_note_stands_in_the_first_message_that_is_left() -> None:
+    rows = [Row({"role": "system", "content": "Be brief."}, 10)]
+    for number in range(10):
+        rows += [Row({"role": "user", "content": f"q{number}"}, 100), Row({"role": "assistant", "content": "a"}, 20)]
+    prompt = choose(rows, 1_000)
+    assert prompt.messages[0] == rows[0].message
+    assert prompt.messages[1]["content"].startswith(NOTE)
+    assert prompt.messages[2:] == [row.message for row in rows[-len(prompt.messages) + 2 :]]
+    assert prompt.dropped == list(range(1, 1 + len(prompt.dropped)))
+    assert choose(rows[:5], 1_000).messages == [row.message for row in rows[:5]]

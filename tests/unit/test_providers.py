@@ -1,0 +1,208 @@
+"""Answers of other services as events, and their troubles as kinds that can be decided on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from fakes.model_server import ModelServer, Reply, model_server
+
+from pyrun.cli.main import cli
+from pyrun.errors import UserError
+from pyrun.providers import events
+from pyrun.providers.ask import Spending, ask
+from pyrun.providers.change import add_rule, put_provider, remove_provider
+from pyrun.providers.events import End, Event, Function, ProviderError, Reasoning, Request, Text, ToolCall
+from pyrun.providers.keys import read_keys, write_key
+from pyrun.providers.known import KINDS, Prices, Provider, load_providers
+from pyrun.providers.stream import cost, stream
+
+KEY = "sk-very-secret-1234"
+PROTOCOLS = ["openai", "anthropic"]
+WEATHER = Function("weather", "Tells it.", {"type": "object", "properties": {"city": {"type": "string"}}})
+HELLO: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+
+
+def provider(server: ModelServer, protocol: str, **more: Any) -> Provider:
+    url = server.url if protocol == "anthropic" else f"{server.url}/v1"
+    return Provider("cloud", url, protocol, "m", **{"key": KEY, "kind": protocol, **more})
+
+
+def texts(found: list[Event], kind: type[Text] | type[Reasoning]) -> str:
+    return "".join(event.text for event in found if isinstance(event, kind))
+
+
+def failure(server: ModelServer, protocol: str, **more: Any) -> ProviderError:
+    with pytest.raises(ProviderError) as caught:
+        list(stream(provider(server, protocol, **more), Request(HELLO)))
+    assert KEY not in caught.value.message
+    return caught.value
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_text_reasoning_calls_and_usage_are_one_kind_of_events(protocol: str) -> None:
+    reply = Reply(
+        ["It ", "is ", "so."], ["Let me ", "think."], [("a", "weather", {"city": "Rome"}), ("b", "weather", {})]
+    )
+    with model_server(lambda _: reply, KEY) as server:
+        found = list(stream(provider(server, protocol), Request(HELLO, (WEATHER,), 50, "session")))
+    assert texts(found, Text) == "It is so."
+    assert texts(found, Reasoning) == "Let me think."
+    calls = [event for event in found if isinstance(event, ToolCall)]
+    assert [(call.id, call.name, call.parsed()) for call in calls] == [
+        ("a", "weather", {"city": "Rome"}),
+        ("b", "weather", {}),
+    ]
+    end = found[-1]
+    assert isinstance(end, End)
+    assert end.reason == "tool_calls"
+    assert (end.usage.prompt_tokens, end.usage.cached_tokens, end.usage.answer_tokens) == (100, 60, 7)
+    [sent] = server.requests
+    assert ("cache_control" in sent, "prompt_cache_key" in sent) == (protocol == "anthropic", protocol == "openai")
+    assert [thinking["signature"] for thinking in end.thinking] == (["signed"] if protocol == "anthropic" else [])
+
+
+def test_anthropic_is_sent_calls_results_and_signed_thinking_as_it_wants_them() -> None:
+    thinking = {"type": "thinking", "thinking": "Hm.", "signature": "signed"}
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    history = [
+        *HELLO,
+        {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call], "thinking": [thinking]},
+        {"role": "tool", "tool_call_id": "a", "content": "Rain"},
+        {"role": "user", "content": "So?"},
+    ]
+    with model_server(lambda _: Reply(["Rain."])) as server:
+        list(stream(provider(server, "anthropic"), Request(history)))
+    [sent] = server.requests
+    assert sent["system"] == "Be brief."
+    assert sent["messages"] == [
+        {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
+        {
+            "role": "assistant",
+            "content": [thinking, {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Rome"}}],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": "Rain"},
+                {"type": "text", "text": "So?"},
+            ],
+        },
+    ]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (Reply(status=401, error=f"the key {KEY} is wrong"), events.REFUSED),
+        (Reply(status=429, retry_after="7"), events.OVER_LIMIT),
+        (Reply(status=500), events.OVERLOADED),
+        (Reply(status=529, error="Overloaded"), events.OVERLOADED),
+        (Reply(status=400, error="prompt is too long: 210000 tokens"), events.TOO_LONG),
+        (Reply(status=400, error="Your credit balance is too low"), events.OVER_LIMIT),
+        (Reply(status=404, error="no such model"), events.WRONG),
+        (Reply(["half ", "an ", "answer"], cut=True), events.CUT),
+        (Reply(["half ", "an ", "answer"], silent_cut=True), events.CUT),
+        (Reply(["half ", "an ", "answer"], malformed=True), events.CUT),
+        (Reply(["half ", "an ", "answer"], error_event=True), events.OVERLOADED),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_trouble_has_its_kind_and_no_key(protocol: str, reply: Reply, kind: str) -> None:
+    with model_server(lambda _: reply) as server:
+        error = failure(server, protocol)
+    assert error.kind == kind, error.message
+    assert error.retry_after == (7.0 if reply.retry_after else None)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_server_that_is_not_there_is_unreachable(protocol: str) -> None:
+    with model_server(lambda _: Reply()) as server:
+        pass
+    assert failure(server, protocol).kind == events.UNREACHABLE
+
+
+def test_costs_follow_the_prices_and_what_is_asked_too_often_is_refused() -> None:
+    prices = Prices(10.0, 20.0, 1.0)
+    with model_server(lambda _: Reply(["Yes."], prompt_tokens=100_000, cached_tokens=60_000)) as server:
+        big = provider(server, "openai", prices=prices, max_cost=0.4)
+        spending = Spending()
+        assert ask(big, "Really?", spending=spending) == "Yes."
+        assert spending.spent["cloud"] == pytest.approx(0.4 + 0.06 + 7 * 20e-6)
+        with pytest.raises(UserError, match="max_cost"):
+            ask(big, "Really?", spending=spending)
+    assert cost(Provider("x", "http://x", "openai", "m"), events.Usage(5)) is None
+
+
+# Keys and settings
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "llama.cpp").mkdir()
+    (tmp_path / "llama.cpp" / "upstream.toml").write_text("")
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(tmp_path))
+    for kind in KINDS.values():
+        monkeypatch.delenv(kind.key_env or "NONE", raising=False)
+    yield tmp_path
+
+
+def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    write_key(path, "a", KEY)
+    write_key(path, "b", "other")
+    write_key(path, "b", None)
+    assert read_keys(path) == {"a": KEY}
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    with pytest.raises(UserError, match="others can read"):
+        read_keys(path)
+
+
+def test_settings_are_changed_without_losing_what_a_person_wrote(tmp_path: Path) -> None:
+    settings = tmp_path / "llama-run.toml"
+    settings.write_text("# mine\n[tools]\nallow = ['read_file'] # yes\n")
+    put_provider(settings, "claude", {"kind": "anthropic", "model": "m"})
+    add_rule(settings, "write_file:notes/*")
+    text = settings.read_text()
+    assert "# mine" in text
+    assert "# yes" in text
+    [claude] = load_providers(settings, {"ANTHROPIC_API_KEY": KEY})
+    assert (claude.base_url, claude.protocol, claude.key) == ("https://api.anthropic.com", "anthropic", KEY)
+    assert KEY not in repr(claude)
+    assert remove_provider(settings, "claude")
+    assert not remove_provider(settings, "claude")
+    assert load_providers(settings, {}) == []
+
+
+def test_providers_are_added_listed_tested_and_removed_and_no_key_is_shown(home: Path) -> None:
+    with model_server(lambda _: Reply(["Hello."]), KEY) as server:
+        words = ["providers", "add", "mine", "--base-url", f"{server.url}/v1", "--model", "m", "--key-stdin"]
+        shown = CliRunner().invoke(cli, words, input=KEY + "\n")
+        assert shown.exit_code == 0, shown.exception
+        listed = CliRunner().invoke(cli, ["providers", "list"])
+        tested = CliRunner().invoke(cli, ["providers", "test"])
+        assert "has a key" in listed.output
+        assert "answered" in tested.output
+        assert server.keys == [KEY]
+    failed = CliRunner().invoke(cli, ["providers", "test", "mine"])
+    assert failed.exit_code != 0
+    assert "unreachable" in failed.output
+    for output in (shown, listed, tested, failed):
+        assert KEY not in output.output + str(output.exception)
+    assert KEY not in (home / "llama-run.toml").read_text()
+    assert CliRunner().invoke(cli, ["providers", "remove", "mine"]).exit_code == 0
+    assert json.loads((home / "keys.json").read_text()) == {}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_known_service_needs_only_its_model(kind: str, home: Path) -> None:
+    assert CliRunner().invoke(cli, ["providers", "add", kind, "--model", "m"]).exit_code == 0
+    [made] = load_providers(home / "llama-run.toml", {KINDS[kind].key_env or "": KEY})
+    assert (made.base_url, made.kind) == (KINDS[kind].base_url, kind)
+    assert made.key == (KEY if KINDS[kind].key_env else None)
