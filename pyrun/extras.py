@@ -14,6 +14,7 @@ EXTRAS = {
     "connect": ("tomlkit", "ruamel"),
     "plot": ("matplotlib",),
     "tools": ("mcp", "mcp_types", "anyio", "jsonschema", "referencing", "openai", "anthropic"),
+    "chat": ("prompt_toolkit",),
 }
 
 

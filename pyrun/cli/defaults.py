@@ -90,6 +90,8 @@ def root_defaults(
 
 def command_defaults(command: click.Command, table: dict[str, Any], where: str, path: Path) -> dict[str, Any]:
     """The values of a command's flags and of its own commands', as click takes them."""
+    if command.name in FREE:  # The table of that name is not about its flags.
+        return {}
     keys = keys_of(command)
     below = command.commands if isinstance(command, click.Group) else {}
     check_names(table, [*keys, *below, *MORE.get(command.name or "", ())], where)
