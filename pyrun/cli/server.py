@@ -10,6 +10,7 @@ import shlex
 import signal
 import time
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
@@ -25,11 +26,15 @@ from pyrun.cache.owners import remember
 from pyrun.cache.remote import fingerprint, summary
 from pyrun.cli.backends import device_warning, settle_backend
 from pyrun.cli.models import print_profile, summary_of
+from pyrun.cli.tools import INSTALL
 from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.machine.backends import runtime_environment
 from pyrun.machine.describe import Machine
 from pyrun.machine.snapshot import Snapshot
+from pyrun.memory.limit import memory_limit
+from pyrun.memory.store import SPOOL
+from pyrun.memory.watch import SpoolWatch
 from pyrun.models.default import CHAT_TEMPLATE, DEFAULT_SIZE, DESCRIPTION, default_model_path, ensure_default_model
 from pyrun.models.facts import facts_of_name
 from pyrun.models.find import Model, find_model, list_models
@@ -37,10 +42,19 @@ from pyrun.models.look import look, see
 from pyrun.models.profile import Profile, choose_profile, read_wishes
 from pyrun.models.slow_quants import slow_on_cpu
 from pyrun.server.address import Address, Key, choose_address, find_key
-from pyrun.server.command import ALIAS_VARIABLE, METADATA_VARIABLE, ServerSettings, choose_cache, server_command
+from pyrun.server.command import (
+    ALIAS_VARIABLE,
+    METADATA_VARIABLE,
+    SPOOL_VARIABLE,
+    ServerSettings,
+    choose_cache,
+    server_command,
+)
 from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
+from pyrun.tools.mcp_config import check_local, write_config
+from pyrun.tools.setup import load_setup
 
 # The server gives a kind of trouble and its reason; for some kinds, more room is the remedy.
 NOT_STORING = re.compile(r"not storing \((\w+)\): (.+)")
@@ -61,11 +75,14 @@ class ServerOptions:
     print_profile: bool
     dry_run: bool
     extra: tuple[str, ...]
+    overflow: str | None = None
+    with_tools: bool = False
 
 
 def run_server(home: Home, options: ServerOptions) -> None:
     # The cheap checks come first: nobody wants to hear of a busy port after ten minutes of building.
     address = choose_address(options.host, options.port, options.extra, os.environ)
+    tools = _tools_root(home, address, options) if options.with_tools else None
     model = _choose_model(home, options.model)
     cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
     settled = settle_backend(home, options.backend, may_build=options.build)
@@ -98,6 +115,9 @@ def run_server(home: Home, options: ServerOptions) -> None:
         # It is called as its file is, without folders and parts: agents show it, and a path says more than they need.
         name=None if os.environ.get(ALIAS_VARIABLE) else Path(model.name).name,
         users_by_metadata=bool(address.open_hosts or key or os.environ.get(METADATA_VARIABLE)),
+        overflow=options.overflow,
+        spool=None if os.environ.get(SPOOL_VARIABLE) else home.memory / SPOOL,
+        tools=home.tools_config if tools else None,
         profile=profile.flags if profile else (),
         extra=options.extra,
     )
@@ -122,7 +142,18 @@ def run_server(home: Home, options: ServerOptions) -> None:
         if name not in os.environ:
             console.say(f"{name}={value}")
             os.environ[name] = value  # the server inherits it
+    if tools:
+        write_config(home.tools_config, tools)
+        console.say(f"tools: files below {tools}; `llama-run tools list` shows all, logs/tools.jsonl every call")
     supervise(home, settings)
+
+
+def _tools_root(home: Home, address: Address, options: ServerOptions) -> Path:
+    """Where the tools may read and write; says what is wrong with their settings before anything is started."""
+    check_local(address, options.extra)
+    if find_spec("mcp") is None:
+        raise UserError("the package mcp is not installed", INSTALL)
+    return load_setup(home, os.environ).root.resolve()
 
 
 def _choose_profile(model: Model, machine: Machine, options: ServerOptions, cache: str | None) -> Profile | None:
@@ -192,8 +223,10 @@ def supervise(home: Home, settings: ServerSettings) -> None:
         if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, stop)
     console.say(f"log: {log}")
+    watch = SpoolWatch(home.memory, memory_limit(home.settings), lambda trouble: console.say(f"warning: {trouble}"))
     try:
-        supervisor.run()
+        with watch:
+            supervisor.run()
     finally:
         with contextlib.suppress(OSError):  # the terminal may be gone
             view.end_wait()

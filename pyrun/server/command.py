@@ -11,8 +11,10 @@ from pyrun.server.words import has_flag
 
 CACHE_FLAG = "--cache-ssd"
 METADATA_FLAG = "--metadata-users"
+OVERFLOW_FLAG, SPOOL_FLAG, TOOLS_FLAG = "--context-overflow", "--context-spool", "--mcp-servers-config"
 # These variables are llama-server's own.
 CACHE_VARIABLE, METADATA_VARIABLE, ALIAS_VARIABLE = "LLAMA_ARG_CACHE_SSD", "LLAMA_ARG_METADATA_USERS", "LLAMA_ARG_ALIAS"
+SPOOL_VARIABLE = "LLAMA_ARG_CONTEXT_SPOOL"
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class ServerSettings:
     web_page: Path | None = None  # the folder to serve at /, where upstream's page is not built in
     name: str | None = None  # clients know the model by it; None leaves it to llama-server, which takes its path
     users_by_metadata: bool = True  # metadata.user_id of the Anthropic API tells users apart
+    overflow: str | None = None  # what becomes of a chat that no longer fits; None leaves it to the server
+    spool: Path | None = None  # the folder for messages that leave a chat
+    tools: Path | None = None  # the file that says how the tool server is started
     profile: tuple[str, ...] = ()  # flags that suit the model and the machine
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
 
@@ -47,6 +52,9 @@ def server_command(settings: ServerSettings) -> list[str]:
         command += ["--alias", settings.name]
     if not settings.users_by_metadata and not has_flag(settings.extra, METADATA_FLAG):
         command += [METADATA_FLAG, "off"]
+    for flag, value in ((OVERFLOW_FLAG, settings.overflow), (SPOOL_FLAG, settings.spool), (TOOLS_FLAG, settings.tools)):
+        if value is not None and not has_flag(settings.extra, flag):
+            command += [flag, str(value)]
     return [*command, *settings.profile, *settings.extra]
 
 
