@@ -26,7 +26,7 @@ using http_headers = std::map<std::string, std::string>; // as upstream hands th
 // client may write it into its own.
 inline constexpr const char * converted_metadata_user = "__metadata_user_id";
 
-// Called at the end of that conversion: what of the original says whose it is, and what was made stable in it. `converted` was
+// Called at the end of that conversion: what of the original says whose it is, what was made stable in it, and our own fields. `converted` was
 // made from nothing.
 void keep_user(const common_json & anthropic, common_json & converted);
 
