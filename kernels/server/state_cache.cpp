@@ -114,10 +114,10 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
     }
     say_model(body);
     const bool chat = api != TASK_RESPONSE_TYPE_NONE && api != TASK_RESPONSE_TYPE_OAI_CMPL;
+    made->under_way = overflow.ahead.enter();
     if (chat) {
         made->dropped = overflow.admit(made->user, headers, body);
     }
-    made->under_way = overflow.ahead.enter();
     if (chat && !options.path.empty()) {
         made->stable = body.contains(stable_field) ? static_cast<uint8_t>(body.at(stable_field).get<int>()) : uint8_t(0);
         n_made_stable += made->stable != 0;

@@ -132,8 +132,15 @@ def test_responses_and_messages_of_anthropic_are_cut_as_well(serve: Serve) -> No
     n_dropped = wanted["X-Llama-Dropped-Messages"]
     assert int(n_dropped) > 0 and int(wanted["X-Llama-Dropped-Tokens"]) > 0
 
-    responses = server.request("POST", "/v1/responses", {"input": history, "max_output_tokens": 4})
-    assert responses.status_code == 200 and responses.headers["X-Llama-Dropped-Messages"] == n_dropped
+    items = [
+        {"type": "message", **m, "content": [{"type": "output_text", "text": m["content"]}]}
+        if m["role"] == "assistant"
+        else m
+        for m in history
+    ]
+    responses = server.request("POST", "/v1/responses", {"input": items, "max_output_tokens": 4})
+    assert responses.status_code == 200, responses.text
+    assert responses.headers["X-Llama-Dropped-Messages"] == n_dropped
 
     body = {"model": "x", "max_tokens": 4, "system": history[0]["content"], "messages": history[1:]}
     messages = server.request("POST", "/v1/messages", body)
