@@ -104,8 +104,9 @@ void state_cache::say_model(const common_json & body) {
 
 std::shared_ptr<admission> state_cache::admit(const http_headers & headers, const common_json & body, task_response_type api,
                                               const cache_options & options) {
+    const bool chat = api != TASK_RESPONSE_TYPE_NONE && api != TASK_RESPONSE_TYPE_OAI_CMPL;
     // Who asks matters to the cache, to the limit and to the memory; without them, a client may call its user what it likes.
-    const bool asked = !options.path.empty() || options.max_concurrent_per_user > 0 || context_overflow::was_cut();
+    const bool asked = !options.path.empty() || options.max_concurrent_per_user > 0 || (chat && context_overflow::was_cut());
     auto made = std::make_shared<admission>();
     made->user  = asked ? user_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC, options) : std::string();
     made->place = gate.enter(made->user, options.max_concurrent_per_user);
@@ -113,7 +114,6 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
         return nullptr;
     }
     say_model(body);
-    const bool chat = api != TASK_RESPONSE_TYPE_NONE && api != TASK_RESPONSE_TYPE_OAI_CMPL;
     made->under_way = overflow.ahead.enter();
     if (chat) {
         made->dropped = overflow.admit(made->user, headers, body);

@@ -78,27 +78,27 @@ def test_answers_are_those_of_a_fresh_server_given_what_was_kept(serve: Serve, k
     """Turn after turn, over several cuts, with the cache and what was evaluated ahead in between."""
     server = serve(toy(name), *SMALL, *EVICT, cache=kv)
     fresh = serve(toy(name), *SMALL)
-    history = talk(0)
+    history = talk(12)
     firsts = set()
-    for turn in range(45):
+    for turn in range(12, 30):
         history.append(say("user", f"Question {turn}: {LINES[turn % len(LINES)][:80]}?"))
         answer = server.chat(history, max_tokens=4)
-        if turn % 5 == 4:
+        if turn % 3 == 0:
             prompt = rendered(server, history)
             firsts.add(questions(prompt)[0])
             same = fresh.complete(fresh.tokens(prompt), 4, cache_prompt=False)
             assert answer.text.split() == same.text.split() or answer.apart(same) < 0.1, turn
         history.append(say("assistant", f"Answer {turn}: {answer.text}"))
-    assert len(firsts) > 2, "there were several cuts"
+    assert len(firsts) > 1, "it was cut more than once"
     assert server.cache()["overflow"]["requests_cut"] > 0
 
 
 def test_a_cut_finds_its_prefix_evaluated_ahead(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), *SMALL, *EVICT, cache=kv)
-    history = talk(0)
+    history = talk(12)
     cuts = []
     before = 0
-    for turn in range(40):
+    for turn in range(12, 28):
         history.append(say("user", f"Question {turn}: {LINES[turn % len(LINES)][:80]}?"))
         answer = server.chat(history, max_tokens=4)
         dropped = answer.timings.get("context_dropped", {}).get("messages", 0)
@@ -106,10 +106,8 @@ def test_a_cut_finds_its_prefix_evaluated_ahead(serve: Serve, kv: Path) -> None:
             cuts.append((answer.reused, answer.prompt_size))
             before = dropped
         history.append(say("assistant", answer.text))
-        is_near = turn > 5
-        if is_near:
-            settle(server)
-    assert len(cuts) > 1
+        settle(server)
+    assert cuts, "it was cut"
     for reused, size in cuts:
         assert reused > size - 150, cuts
 
@@ -169,14 +167,13 @@ def test_a_call_and_its_result_stay_together(serve: Serve) -> None:
 def test_what_leaves_a_chat_is_in_the_memory_once_after_kills(serve: Serve, tmp_path: Path) -> None:
     folder = tmp_path / "memory"
     flags = (*SMALL, *EVICT, "--context-spool", str(folder / "spool"))
-    history = talk(0)
-    history.append(say("user", "Question 0: my bicycle is called Rosinante."))
-    history.append(say("assistant", "Answer 0: a fine name."))
+    history = talk(12)
+    history[1] = say("user", "Question 0: my bicycle is called Rosinante.")
     n_dropped = 0
     for part in range(3):
         server = serve(toy("dense"), *flags)
-        for turn in range(8):
-            number = part * 8 + turn + 1
+        for turn in range(4):
+            number = 12 + part * 4 + turn
             history.append(say("user", f"Question {number}: {LINES[number % len(LINES)][:80]}?"))
             answer = server.chat(history, max_tokens=4)
             history.append(say("assistant", f"Answer {number}: {answer.text}"))
