@@ -95,10 +95,10 @@ def test_answers_are_those_of_a_fresh_server_given_what_was_kept(serve: Serve, k
 
 def test_a_cut_finds_its_prefix_evaluated_ahead(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), *SMALL, *EVICT, cache=kv)
-    history = talk(12)
+    history = talk(8)
     cuts = []
     before = 0
-    for turn in range(12, 28):
+    for turn in range(8, 24):
         history.append(say("user", f"Question {turn}: {LINES[turn % len(LINES)][:80]}?"))
         answer = server.chat(history, max_tokens=4)
         dropped = answer.timings.get("context_dropped", {}).get("messages", 0)
