@@ -46,15 +46,15 @@ def server_command(settings: ServerSettings) -> list[str]:
         command += [CACHE_FLAG, settings.cache]
     if settings.chat_template is not None:
         command += ["--chat-template-file", str(settings.chat_template)]
+    for flag, value in ((OVERFLOW_FLAG, settings.overflow), (SPOOL_FLAG, settings.spool), (TOOLS_FLAG, settings.tools)):
+        if value is not None and not has_flag(settings.extra, flag):
+            command += [flag, str(value)]
     if settings.web_page is not None:
         command += ["--path", str(settings.web_page)]
     if settings.name is not None and not has_flag(settings.extra, "--alias", "-a"):
         command += ["--alias", settings.name]
     if not settings.users_by_metadata and not has_flag(settings.extra, METADATA_FLAG):
         command += [METADATA_FLAG, "off"]
-    for flag, value in ((OVERFLOW_FLAG, settings.overflow), (SPOOL_FLAG, settings.spool), (TOOLS_FLAG, settings.tools)):
-        if value is not None and not has_flag(settings.extra, flag):
-            command += [flag, str(value)]
     return [*command, *settings.profile, *settings.extra]
 
 

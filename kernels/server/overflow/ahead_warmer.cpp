@@ -17,7 +17,8 @@ static constexpr size_t max_jobs = 8; // conversations; the oldest are given up
 // So long a step may take. It ends sooner, unless its task was refused, which nobody tells us.
 static constexpr std::chrono::seconds max_step_time{ 120 };
 
-void ahead_warmer::open(const common_params & server_params, const llama_context * context, server_queue & tasks, keeper kept_by) {
+void ahead_warmer::open(const common_params & server_params, const llama_context * context, server_queue & tasks,
+                        keeper kept_by) {
     params = &server_params;
     target = context;
     queue  = &tasks;

@@ -75,16 +75,17 @@ private:
     void        run();
     void        work(job & j);
     void        put_back(job && j);
-    server_task make_task(const job & j, const llama_tokens & tokens, size_t n, const common_chat_msg_delimiters & delimiters) const;
+    server_task make_task(const job & j, const llama_tokens & tokens, size_t n,
+                          const common_chat_msg_delimiters & delimiters) const;
     outcome     evaluate(server_task && task);
 
-    const common_params * params = nullptr;
-    const llama_context * target = nullptr;
-    server_queue *        queue  = nullptr;
-    keeper                cache;
-    std::atomic<uint64_t> n_evaluated{ 0 };
-    std::thread           thread;
     const std::shared_ptr<state> shared = std::make_shared<state>();
+    const common_params *        params = nullptr;
+    const llama_context *        target = nullptr;
+    server_queue *               queue  = nullptr;
+    keeper                       cache;
+    std::atomic<uint64_t>        n_evaluated{ 0 };
+    std::thread                  thread;
 };
 
 } // namespace llama_run

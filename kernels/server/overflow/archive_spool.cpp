@@ -166,7 +166,8 @@ status archive_spool::write_file(const batch & b, size_t begin, size_t end) {
     std::snprintf(created, sizeof(created), "%013lld", static_cast<long long>(files.now_ms()));
 
     std::string text = line("{\"spool\":1,\"user\":\"" + user + "\",\"conversation\":\"" + conversation +
-                            "\",\"created\":" + std::to_string(std::stoll(created)) + ",\"n\":" + std::to_string(end - begin) + "}");
+                            "\",\"created\":" + std::to_string(std::stoll(created)) +
+                            ",\"n\":" + std::to_string(end - begin) + "}");
     for (size_t i = begin; i < end; i++) {
         text += line(b.messages[i]);
     }

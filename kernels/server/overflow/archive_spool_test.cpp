@@ -63,7 +63,8 @@ TEST(a_file_has_a_header_and_a_line_for_each_message) {
     const std::string user(32, '0');
     CHECK(found[0].rfind(folder + "/" + user + "/0000000000000007-1794814764966-", 0) == 0);
     const std::string text = files.get(found[0]);
-    CHECK(text.find(" {\"spool\":1,\"user\":\"" + user + "\",\"conversation\":\"0000000000000007\",\"created\":1794814764966,\"n\":2}\n") == 32);
+    CHECK(text.find(" {\"spool\":1,\"user\":\"" + user + "\",\"conversation\":\"0000000000000007\",\"created\":1794814764966," +
+                    "\"n\":2}\n") == 32);
     CHECK(text.find(" {\"seq\":1,\"message\":{\"role\":\"user\",\"content\":\"0\"}}\n") != std::string::npos);
     CHECK(text.find(" {\"seq\":2,\"message\":{\"role\":\"user\",\"content\":\"1\"}}\n") != std::string::npos);
     CHECK(text.back() == '\n');

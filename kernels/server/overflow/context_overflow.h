@@ -1,7 +1,8 @@
 // Conversations that do not end where the context ends: `--context-overflow evict`, or `llama_context_overflow` in a request.
 //
-// Before the chat template is applied, behind the conversions of all APIs, the history is cut by kernels/history. What is left out is
-// told in the answer, left in the spool for the memory, and, shortly before the next cut, what that one will keep is evaluated ahead.
+// Before the chat template is applied, behind the conversions of all APIs, the history is cut by kernels/history. What is left
+// out is told in the answer and left in the spool for the memory. Shortly before the next cut, what that one will keep is
+// evaluated ahead.
 //
 //   fit      HTTP worker   cuts the messages of a body that is being parsed
 //   admit    HTTP worker   the same thread, once it is known whose request it is: leaves what was dropped, plans ahead

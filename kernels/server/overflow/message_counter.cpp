@@ -31,8 +31,11 @@ static std::string rendered(const common_chat_templates * templates, bool use_ji
     return common_chat_templates_apply(templates, inputs).prompt;
 }
 
-message_counter::message_counter(const llama_vocab * vocab, const common_chat_templates * templates, bool use_jinja) : vocab(vocab) {
-    const common_chat_msg user = says("user", "Hello"), assistant = says("assistant", "Hello"), thinks = says("assistant", "Hello", "Zyzzyva");
+message_counter::message_counter(const llama_vocab * vocab, const common_chat_templates * templates, bool use_jinja) :
+    vocab(vocab) {
+    const common_chat_msg user      = says("user", "Hello");
+    const common_chat_msg assistant = says("assistant", "Hello");
+    const common_chat_msg thinks    = says("assistant", "Hello", "Zyzzyva");
     try {
         const uint32_t n_short = tokens_of(rendered(templates, use_jinja, { user, assistant, user }));
         const uint32_t n_long  = tokens_of(rendered(templates, use_jinja, { user, assistant, user, assistant, user }));
