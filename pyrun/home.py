@@ -61,6 +61,11 @@ class Home:
         return self.root / "memory"
 
     @property
+    def tools_config(self) -> Path:
+        """It says how llama-server starts the tools, which are kept from this folder."""
+        return self.memory / "mcp-servers.json"
+
+    @property
     def settings(self) -> Path:
         """What a person would type again."""
         return self.root / "llama-run.toml"

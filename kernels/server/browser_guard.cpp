@@ -59,7 +59,7 @@ bool is_checked_by_router(const std::string & header) {
 }
 
 browser_guard::browser_guard(const common_params & params) :
-    on(!params.cache_ssd.path.empty()), any_origin(params.cors_origins == "*"),
+    on(!params.cache_ssd.path.empty() || !params.mcp_servers_config.empty()), any_origin(params.cors_origins == "*"),
     origins(string_split<std::string>(params.cors_origins, ',')) {
     process_has_guard = on;
     // No browser reaches a socket of the file system, and clients there send what they like.

@@ -1,10 +1,10 @@
-// Which web pages may talk to the server while it keeps what people said.
+// Which web pages may talk to the server while it keeps what people said, or offers tools.
 //
 // A browser sends requests to this machine for any page that its user has open. Those of another site bear its Origin; those of
 // a site that has made its own name resolve to this machine bear that name as their Host. Both are refused. Other programs
 // (curl, agents, the OpenAI and Anthropic clients) send no Origin and the host they were told, and notice nothing.
 //
-// Without --cache-ssd the server is upstream's and everything passes. Thread safety: all functions may be called from any thread.
+// Without --cache-ssd and --mcp-servers-config the server is upstream's and everything passes. Thread safety: all functions may be called from any thread.
 #pragma once
 
 #include "kvtier/thread_annotations.h"

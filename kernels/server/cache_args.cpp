@@ -124,6 +124,19 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
           "sort the tools of a request by name and the keys of their schemas, which the model sees (default: off)",
           [](common_params & params) { params.cache_ssd.stable_tools = true; } },
         "LLAMA_ARG_STABLE_TOOLS");
+    add({ { "--context-overflow" }, "error|evict",
+          "what becomes of a chat that no longer fits into the context: an error, or its oldest messages are left out of the prompt; "
+          "a request may say otherwise, as llama_context_overflow (default: error)",
+          [](common_params & params, const std::string & value) {
+              if (value != "error" && value != "evict") {
+                  throw std::invalid_argument("'" + value + "' is neither error nor evict");
+              }
+              params.cache_ssd.evict = value == "evict";
+          } },
+        "LLAMA_ARG_CONTEXT_OVERFLOW");
+    add({ { "--context-spool" }, "PATH", "the folder in which messages are left that leave a chat, in plain text (default: none)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.spool = value; } },
+        "LLAMA_ARG_CONTEXT_SPOOL");
     add({ { "--allowed-host" }, "NAME",
           "with --cache-ssd, another name under which this server may be reached, of a proxy or in the local network; several "
           "are separated by commas",

@@ -23,6 +23,8 @@ struct cache_options {
     bool        metadata_users    = true;  // metadata.user_id of the Anthropic API separates
     bool        stable_prompts    = true;  // see stable_prompts.h
     bool        stable_tools      = false;
+    bool        evict             = false; // old messages leave a history that no longer fits: overflow/
+    std::string spool;                     // where they go; empty: nowhere
     std::vector<std::string> allowed_hosts; // names under which the server is reached, beside those it listens on
 };
 

@@ -46,6 +46,9 @@ const char * cache_miss_name(cache_miss m) {
 }
 
 void cache_report::add_to(common_json & timings, uint64_t n_cached, uint64_t n_evaluated) const {
+    if (dropped.n_messages > 0) {
+        timings["context_dropped"] = common_json{ { "messages", dropped.n_messages }, { "tokens", dropped.n_tokens } };
+    }
     if (!shown) {
         return;
     }

@@ -40,6 +40,12 @@ const char * cache_source_name(cache_source s);
 const char * cache_match_name(cache_match m);
 const char * cache_miss_name(cache_miss m);
 
+// What was left out of a request's messages, because they no longer fit.
+struct context_dropped {
+    uint32_t n_messages = 0;
+    uint32_t n_tokens   = 0;
+};
+
 struct cache_report {
     bool         shown  = false; // the cache is on
     cache_source source = cache_source::none;
@@ -49,6 +55,7 @@ struct cache_report {
     float        restore_ms = 0; // reading, verifying and copying into the context
     float        waited_ms  = 0; // for another request that evaluated the beginning
     uint8_t      stable = 0;     // what of the prompt was made stable: bits of stable_prompts.h
+    context_dropped dropped;     // with or without the cache
 
     // Tokens that nobody restored were in the slot.
     cache_source source_of(uint64_t n_cached) const {

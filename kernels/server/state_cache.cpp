@@ -11,6 +11,7 @@ namespace llama_run {
 
 void state_cache::open(common_params & params, llama_context * target, llama_context * draft, server_queue & queue) {
     experts.open(target);
+    overflow.open(params, target);
     if (params.cache_ssd.path.empty()) {
         return;
     }
@@ -31,10 +32,24 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     params.cache_ram_mib    = 0;
     params.cache_idle_slots = false;
     open_ = std::move(made);
+    guard.unlock();
+    ahead_warmer::keeper keeper;
+    keeper.stored = [this](const server_task & task, const std::string & user) {
+        const auto c = core();
+        return c ? c->stored(task, user) : size_t(0);
+    };
+    keeper.arrive = [this](server_task & task, const std::string & user, bool last) {
+        admission from;
+        from.user = user;
+        arrive(task, from);
+        task.cache->warms = last ? warming::end : warming::part;
+    };
+    overflow.ahead.open(params, target, queue, std::move(keeper));
     LOG_INF("cache: on, in %s\n", params.cache_ssd.path.c_str());
 }
 
 void state_cache::close() {
+    overflow.close();
     experts.close();
     std::shared_ptr<cache_core> closing;
     {
@@ -89,8 +104,9 @@ void state_cache::say_model(const common_json & body) {
 
 std::shared_ptr<admission> state_cache::admit(const http_headers & headers, const common_json & body, task_response_type api,
                                               const cache_options & options) {
-    // Who asks matters to the cache and to the limit; without both, a client may call its user what it likes.
-    const bool asked = !options.path.empty() || options.max_concurrent_per_user > 0;
+    const bool chat = api != TASK_RESPONSE_TYPE_NONE && api != TASK_RESPONSE_TYPE_OAI_CMPL;
+    // Who asks matters to the cache, to the limit and to the memory; without them, a client may call its user what it likes.
+    const bool asked = !options.path.empty() || options.max_concurrent_per_user > 0 || (chat && context_overflow::was_cut());
     auto made = std::make_shared<admission>();
     made->user  = asked ? user_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC, options) : std::string();
     made->place = gate.enter(made->user, options.max_concurrent_per_user);
@@ -98,13 +114,23 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
         return nullptr;
     }
     say_model(body);
-    const bool chat = api != TASK_RESPONSE_TYPE_NONE && api != TASK_RESPONSE_TYPE_OAI_CMPL;
+    made->under_way = overflow.ahead.enter();
+    if (chat) {
+        made->dropped = overflow.admit(made->user, headers, body);
+    }
     if (chat && !options.path.empty()) {
         made->stable = body.contains(stable_field) ? static_cast<uint8_t>(body.at(stable_field).get<int>()) : uint8_t(0);
         n_made_stable += made->stable != 0;
         tools.see(made->user, body);
     }
     return made;
+}
+
+void admission::tell(http_headers & answer) const {
+    if (dropped.n_messages > 0) {
+        answer["X-Llama-Dropped-Messages"] = std::to_string(dropped.n_messages);
+        answer["X-Llama-Dropped-Tokens"]   = std::to_string(dropped.n_tokens);
+    }
 }
 
 common_json too_many_requests(const cache_options & options) {
@@ -122,6 +148,7 @@ void state_cache::arrive(server_task & task, const admission & from) const {
     } else {
         task.cache = std::make_shared<cache_ticket>(from.user); // should the cache be there when its turn comes
     }
+    task.cache->dropped = from.dropped;
 }
 
 int state_cache::choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const {
@@ -143,7 +170,10 @@ void state_cache::deferred() const {
 cache_report state_cache::restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                                   const std::function<bool()> & make_room) const {
     const auto c = core();
-    return c ? c->restore(slot, prompt, task, make_room) : cache_report();
+    const context_dropped dropped = task.cache ? task.cache->dropped : context_dropped();
+    cache_report report = c ? c->restore(slot, prompt, task, make_room) : cache_report();
+    report.dropped = dropped;
+    return report;
 }
 
 bool state_cache::is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on) const {
@@ -173,9 +203,12 @@ void state_cache::ending(const slot_view & slot) const {
     }
 }
 
-void state_cache::released(const slot_view & slot) const {
+void state_cache::released(const slot_view & slot) {
     if (const auto c = core()) {
         c->released(slot);
+    }
+    if (slot.task != nullptr) {
+        overflow.ahead.released(slot.task->id, slot.stats.n_prompt_processed);
     }
 }
 
@@ -198,6 +231,7 @@ common_json state_cache::describe() const {
             { "made_stable",     n_made_stable.load() },
             { "tools_reordered", tools.reordered() },
         };
+        out["overflow"] = overflow.describe();
         return out;
     }
     kvtier::mutex_lock guard(mu);

@@ -21,6 +21,7 @@
 
 #include "server/cache_report.h"
 #include "server/experts/expert_view.h"
+#include "server/overflow/context_overflow.h"
 #include "server/stable_prompts.h"
 #include "server/user_id.h"
 
@@ -67,6 +68,11 @@ struct admission {
     std::string           user;
     std::shared_ptr<void> place;
     uint8_t               stable = 0; // what was made stable: stable_prompts.h
+    context_dropped       dropped;    // from its messages: overflow/context_overflow.h
+    std::shared_ptr<void> under_way;  // nothing is evaluated ahead meanwhile
+
+    // For APIs whose answers have no timings.
+    void tell(http_headers & answer) const;
 };
 
 class state_cache {
@@ -121,7 +127,7 @@ public:
     bool anchor(const slot_view & slot, int64_t n_tokens) const;
     void evaluated(const slot_view & slot) const;
     void ending(const slot_view & slot) const;
-    void released(const slot_view & slot) const;
+    void released(const slot_view & slot);
 
     // From now on batches are given up half-way, where that costs nothing but the batch.
     void stop() { stopping = true; }
@@ -155,7 +161,8 @@ public:
     bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const; // false: there is none
     bool remove_user(const std::string & user, uint64_t & bytes_freed) const;
 
-    expert_view experts; // with or without --cache-ssd: it opens and closes with the contexts, as the cache does
+    context_overflow overflow; // with or without --cache-ssd
+    expert_view      experts;  // with or without --cache-ssd: it opens and closes with the contexts, as the cache does
 
 private:
     void                        close();

@@ -87,7 +87,8 @@ void keep_user(const common_json & anthropic, common_json & converted) {
     if (anthropic.contains("metadata") && anthropic.at("metadata").is_object() && anthropic.at("metadata").contains("user_id")) {
         converted[converted_metadata_user] = anthropic.at("metadata").at("user_id");
     }
-    for (const char * name : { "llama_user_id", stable_field }) {
+    for (const char * name :
+         { "llama_user_id", "llama_conversation_id", "llama_context_overflow", "prompt_cache_key", stable_field }) {
         if (anthropic.contains(name)) {
             converted[name] = anthropic.at(name);
         }

@@ -26,8 +26,8 @@ using http_headers = std::map<std::string, std::string>; // as upstream hands th
 // client may write it into its own.
 inline constexpr const char * converted_metadata_user = "__metadata_user_id";
 
-// Called at the end of that conversion: what of the original says whose it is, and what was made stable in it. `converted` was
-// made from nothing.
+// Called at the end of that conversion: what of the original says whose it is, what was made stable in it, and our own fields.
+// `converted` was made from nothing.
 void keep_user(const common_json & anthropic, common_json & converted);
 
 // Empty: anonymous. converted: the body came through keep_user. Throws std::invalid_argument, naming the field and the rule,

@@ -19,7 +19,18 @@ from pyrun.settings import check_names, table_of, take
 
 # Of the flags of llama-run itself, these are settings; the others say what to do now.
 ROOT_TABLES = {
-    "server": ("backend", "host", "port", "ctx", "cache-ssd", "no-cache-ssd", "no-build", "noauto"),
+    "server": (
+        "backend",
+        "host",
+        "port",
+        "ctx",
+        "cache-ssd",
+        "no-cache-ssd",
+        "context-overflow",
+        "with-tools",
+        "no-build",
+        "noauto",
+    ),
     "download": ("quant", "mmproj"),
 }
 # Settings that are no flag, with what they are.

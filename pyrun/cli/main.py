@@ -25,7 +25,18 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 WIDTH = 110  # of what --help says, at most
-SERVER_ONLY = ("--all", "--host", "--port", "--ctx", "--no-build", "--noauto", "--print-profile", "--dry-run")
+SERVER_ONLY = (
+    "--all",
+    "--host",
+    "--port",
+    "--ctx",
+    "--context-overflow",
+    "--with-tools",
+    "--no-build",
+    "--noauto",
+    "--print-profile",
+    "--dry-run",
+)
 
 
 @dataclass(frozen=True)
@@ -188,6 +199,16 @@ class Root(click.Group):
     "the prompts say.",
 )
 @click.option("--no-cache-ssd", is_flag=True, help="Keep no state on disk: RAM only, as upstream does.")
+@click.option(
+    "--context-overflow",
+    type=click.Choice(["error", "evict"]),
+    help="What becomes of a chat that no longer fits: an error (the default), or its oldest messages go to the memory.",
+)
+@click.option(
+    "--with-tools",
+    is_flag=True,
+    help="Give the web page the tools of `llama-run tools`: files below this folder, HTTP, memory. Local pages only.",
+)
 @click.option("--no-build", is_flag=True, help="Start what is built, without looking whether it is up to date.")
 @click.option("--noauto", is_flag=True, help="Leave every setting to you and llama-server's defaults; refuse nothing.")
 @click.option("--print-profile", is_flag=True, help="Explain the settings that --server would choose, and stop.")
@@ -216,6 +237,8 @@ def cli(
     ctx: int | None,
     cache_ssd: Path | None,
     no_cache_ssd: bool,
+    context_overflow: str | None,
+    with_tools: bool,
     no_build: bool,
     noauto: bool,
     print_profile: bool,
@@ -281,6 +304,8 @@ def cli(
             print_profile=print_profile,
             dry_run=dry_run,
             extra=(*words, *extra.extra),
+            overflow=context_overflow,
+            with_tools=with_tools,
         )
 
         def of_model(name: str, options: ServerOptions) -> ServerOptions:

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
@@ -26,12 +27,15 @@ from pyrun.cache.remote import fingerprint, summary
 from pyrun.cli.backends import device_warning, settle_backend
 from pyrun.cli.models import print_profile, summary_of
 from pyrun.errors import UserError
-from pyrun.extras import has_native
+from pyrun.extras import has_native, missing_extra
 from pyrun.home import Home
 from pyrun.machine.backends import runtime_environment
 from pyrun.machine.describe import Machine
 from pyrun.machine.names import AUTO
 from pyrun.machine.snapshot import Snapshot
+from pyrun.memory.limit import memory_limit
+from pyrun.memory.store import SPOOL
+from pyrun.memory.watch import SpoolWatch
 from pyrun.models.default import (
     CHAT_TEMPLATE,
     DEFAULT_SIZE,
@@ -48,10 +52,19 @@ from pyrun.models.profile import Profile, choose_profile, read_wishes
 from pyrun.models.slow_quants import slow_on_cpu
 from pyrun.models.suggested import suggestions
 from pyrun.server.address import Address, Key, choose_address, find_key
-from pyrun.server.command import ALIAS_VARIABLE, METADATA_VARIABLE, ServerSettings, choose_cache, server_command
+from pyrun.server.command import (
+    ALIAS_VARIABLE,
+    METADATA_VARIABLE,
+    SPOOL_VARIABLE,
+    ServerSettings,
+    choose_cache,
+    server_command,
+)
 from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
+from pyrun.tools.mcp_config import check_local, write_config
+from pyrun.tools.setup import load_setup
 
 # The server gives a kind of trouble and its reason; for some kinds, more room is the remedy.
 NOT_STORING = re.compile(r"not storing \((\w+)\): (.+)")
@@ -72,6 +85,8 @@ class ServerOptions:
     print_profile: bool
     dry_run: bool
     extra: tuple[str, ...]
+    overflow: str | None = None
+    with_tools: bool = False
 
 
 def run_server(
@@ -84,6 +99,7 @@ def run_server(
     model = _choose_model(home, options.model)
     options = of_model(Path(model.name).name, options)
     address = choose_address(options.host, options.port, options.extra, os.environ)
+    tools = _tools_root(home, address, options) if options.with_tools else None
     cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
     settled = settle_backend(home, options.backend, may_build=options.build)
     if options.backend == AUTO:
@@ -118,6 +134,9 @@ def run_server(
         name=None if os.environ.get(ALIAS_VARIABLE) else Path(model.name).name,
         users_by_metadata=bool(address.open_hosts or key or os.environ.get(METADATA_VARIABLE)),
         sampling=SAMPLING if model.path == default_model_path(home) and options.auto else (),
+        overflow=options.overflow,
+        spool=None if os.environ.get(SPOOL_VARIABLE) else home.memory / SPOOL,
+        tools=home.tools_config if tools else None,
         profile=profile.flags if profile else (),
         extra=options.extra,
     )
@@ -135,6 +154,9 @@ def run_server(
     if warning := device_warning(settled):
         console.say(warning)
     use_runtime(machine, options.backend)
+    if tools:
+        write_config(home.tools_config, tools)
+        console.say(f"tools: files below {tools}; `llama-run tools list` shows all, logs/tools.jsonl every call")
     supervise(home, settings)
 
 
@@ -152,6 +174,14 @@ def use_runtime(machine: Machine, backend: str) -> None:
         if name not in os.environ:
             console.say(f"{name}={value}")
             os.environ[name] = value
+
+
+def _tools_root(home: Home, address: Address, options: ServerOptions) -> Path:
+    """Where the tools may read and write; says what is wrong with their settings before anything is started."""
+    check_local(address, options.extra)
+    if find_spec("mcp") is None:
+        raise missing_extra("mcp", "tools")
+    return load_setup(home, os.environ).root.resolve()
 
 
 def _choose_profile(model: Model, machine: Machine, options: ServerOptions, cache: str | None) -> Profile | None:
@@ -227,8 +257,10 @@ def supervise(home: Home, settings: ServerSettings) -> None:
         if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, stop)
     console.say(f"log: {log}")
+    watch = SpoolWatch(home.memory, memory_limit(home.settings), lambda trouble: console.say(f"warning: {trouble}"))
     try:
-        supervisor.run()
+        with watch:
+            supervisor.run()
     finally:
         with contextlib.suppress(OSError):  # the terminal may be gone
             view.end_wait()

@@ -16,6 +16,7 @@ from pyrun.errors import UserError
 from pyrun.memory.schema import migrate, statements, user_index, words_table
 
 FILE = "memory.db"
+SPOOL = "spool"
 MAX_BYTES = 10_000_000_000
 PRUNED_TO = 0.9  # of the limit: removing a little each time would keep the disk busy
 PRUNED_AT_ONCE = 100
@@ -69,7 +70,7 @@ class Memory:
 
     @property
     def spool(self) -> Path:
-        return self.folder / "spool"
+        return self.folder / SPOOL
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

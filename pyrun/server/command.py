@@ -11,8 +11,10 @@ from pyrun.server.words import has_flag
 
 CACHE_FLAG = "--cache-ssd"
 METADATA_FLAG = "--metadata-users"
+OVERFLOW_FLAG, SPOOL_FLAG, TOOLS_FLAG = "--context-overflow", "--context-spool", "--mcp-servers-config"
 # These variables are llama-server's own.
 CACHE_VARIABLE, METADATA_VARIABLE, ALIAS_VARIABLE = "LLAMA_ARG_CACHE_SSD", "LLAMA_ARG_METADATA_USERS", "LLAMA_ARG_ALIAS"
+SPOOL_VARIABLE = "LLAMA_ARG_CONTEXT_SPOOL"
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,9 @@ class ServerSettings:
     name: str | None = None  # clients know the model by it; None leaves it to llama-server, which takes its path
     users_by_metadata: bool = True  # metadata.user_id of the Anthropic API tells users apart
     sampling: tuple[str, ...] = ()  # flags that the model's makers advise
+    overflow: str | None = None  # what becomes of a chat that no longer fits; None leaves it to the server
+    spool: Path | None = None  # the folder for messages that leave a chat
+    tools: Path | None = None  # the file that says how the tool server is started
     profile: tuple[str, ...] = ()  # flags that suit the model and the machine
     at_once: int | None = None  # so many of several models may be loaded together; None where there is one model
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
@@ -46,6 +51,9 @@ def server_command(settings: ServerSettings) -> list[str]:
         command += [CACHE_FLAG, settings.cache]
     if settings.chat_template is not None:
         command += ["--chat-template-file", str(settings.chat_template)]
+    for flag, value in ((OVERFLOW_FLAG, settings.overflow), (SPOOL_FLAG, settings.spool), (TOOLS_FLAG, settings.tools)):
+        if value is not None and not has_flag(settings.extra, flag):
+            command += [flag, str(value)]
     if settings.web_page is not None:
         command += ["--path", str(settings.web_page)]
     if settings.name is not None and not has_flag(settings.extra, "--alias", "-a"):

@@ -20,6 +20,9 @@ from fakes.models import gguf_bytes
 from helpers import ROOT, free_port, wait_until
 
 from pyrun.cli.server import example
+from pyrun.memory.recall import UserMemory
+from pyrun.memory.spool import Record, write_spool
+from pyrun.memory.store import Memory, key_of_user
 from pyrun.server.address import Address, find_key
 from pyrun.server.log import open_log
 
@@ -260,3 +263,56 @@ def test_logs_of_ended_servers_go_with_the_wiping(launch: Launch, tmp_path: Path
     told = json.loads(done.stdout)
     assert (told["logs"], told["bytes_freed"]) == ([str(gone)], before)
     assert sorted(logs.iterdir()) == [logs / "of-somebody-else.log", kept]
+
+
+def test_what_left_a_chat_is_taken_in_while_the_server_runs_and_at_its_end(launch: Launch, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+
+    def leave(number: int) -> Path:
+        message = {"role": "user", "content": f"number {number}"}
+        return write_spool(memory / "spool", key_of_user(""), "00000000000000aa", [Record(number, message)])
+
+    one = launch("--port", "{port}")
+    one.wait_for("ready at")
+    first = leave(0)
+    wait_until(lambda: not first.exists(), 30, "taken in")
+    one.process.send_signal(signal.SIGTERM)
+    second = leave(1)
+    assert one.process.wait(30) == 0, one.said()
+    assert not second.exists()
+    with Memory(memory) as taken:
+        assert UserMemory(taken, "").counts()["message"] == 2
+
+
+def test_tools_are_given_to_the_page_with_the_settings_that_start_them(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "llama-run.toml").write_text('[tools]\nroot = "work"\n')
+    one = launch("--port", "{port}", "--with-tools")
+    one.wait_for("ready at")
+    config = tmp_path / "memory" / "mcp-servers.json"
+    assert config.stat().st_mode & 0o777 == 0o600
+    entry = json.loads(config.read_text())["mcpServers"]["llama-run"]
+    assert f"--mcp-servers-config {config}" in (tmp_path / "logs" / f"server-{one.port}.log").read_text()
+    assert f"files below {tmp_path / 'work'}" in one.said()
+    listed = subprocess.run(
+        [entry["command"], *entry["args"], "list"],
+        env={**os.environ, "LLAMA_RUN_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "read_file" in listed.stdout and "search_memory" in listed.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--host", "0.0.0.0"], "other machines could use the tools"),
+        (["--", "--host", "192.168.1.2"], "other machines could use the tools"),
+        (["--", "--cors-origins", "https://example.org"], "pages of other sites could use the tools"),
+    ],
+)
+def test_tools_are_for_this_machine_alone(launch: Launch, arguments: list[str], why: str) -> None:
+    one = launch("--port", "{port}", "--with-tools", *arguments)
+    assert one.process.wait(60) == 1
+    assert why in one.said()

@@ -94,6 +94,11 @@ void cache_core::arrive(server_task & task, const admission & from) {
     }
 }
 
+size_t cache_core::stored(const server_task & task, const std::string & user) {
+    const std::vector<kvtier::token> tokens = tokens_of(task.tokens);
+    return tokens.size() < 2 ? 0 : stores.target->find(scopes.of_request(user, task.params), tokens, tokens.size() - 1).n_tokens;
+}
+
 // The user's own slot that holds most of the prompt; else an empty one; else the user's least recently used; else the least
 // recently used of all. A slot of which the prompt would throw away more than half is spared while another is empty and the
 // store has as much.
@@ -434,6 +439,7 @@ cache_report cache_core::finish_restore(const slot_view & slot, server_prompt & 
     t.n_restored = n_restored;
     t.n_saved    = n_restored;
     t.n_refused  = 0;
+    t.warms      = ticket.warms;
     if (t.store && t.exact) {
         prefixes->begin(slot.id, place.scope, std::move(ticket.tokens), std::max(n_restored, place.n_kept));
     } else {

@@ -37,6 +37,7 @@ public:
     void close();
 
     void         arrive(server_task & task, const admission & from);
+    size_t       stored(const server_task & task, const std::string & user); // tokens of its prompt
     int          choose(const std::vector<slot_candidate> & slots, const server_task & task) const;
     bool         prepare(const slot_view & slot, server_task & task);
     void         deferred() { reader->deferred(); }
@@ -91,6 +92,7 @@ private:
         uint32_t                   n_static  = 0;
         uint32_t                   last_user = 0;  // where the user's last message begins
         std::vector<kvtier::role_mark> roles;
+        warming                    warms = warming::no;
         cache_report               report;
         parting                    parted;
     };

@@ -66,8 +66,8 @@ bool cache_core::anchor(const slot_view & slot, uint32_t n_tokens) {
     }
     // Other prompts will want to go on after the static prefix, before the last message, or before the answer.
     static constexpr uint32_t near_end = 4;
-    const bool pays = n_tokens == t.n_static || n_tokens == t.last_user ||
-                      n_tokens + near_end >= static_cast<uint32_t>(slot.task->n_tokens());
+    const bool pays = t.warms != warming::part && (n_tokens == t.n_static || n_tokens == t.last_user ||
+                      n_tokens + near_end >= static_cast<uint32_t>(slot.task->n_tokens()));
     anchor_copy copy;
     if (pays && stores.target->take_anchor(slot.id, n_tokens, copy).is_ok()) {
         t.anchors.push_back(std::move(copy));
@@ -167,7 +167,8 @@ void cache_core::released(const slot_view & slot) {
     const bool removed = board.is_removed(slot.id);
     if (t.store && t.exact && !removed) {
         // A request that was cancelled within its prompt is saved, too: what is kept is listed, and can be removed.
-        save(slot, t, slot.prompt.tokens.size(), true, true);
+        const bool is_end = t.warms != warming::part; // Nobody goes on from a part but the next part, in the slot itself.
+        save(slot, t, slot.prompt.tokens.size(), is_end, is_end);
     }
     count(slot, t, removed);
     t.anchors.clear();
@@ -179,8 +180,8 @@ void cache_core::released(const slot_view & slot) {
 }
 
 void cache_core::count(const slot_view & slot, const turn & t, bool removed) {
-    if (!t.report.shown) {
-        return;
+    if (!t.report.shown || t.warms != warming::no) {
+        return; // What was evaluated ahead is counted where it was asked for.
     }
     const std::string user = board.scope(slot.id).user;
     admin_->totals.add(user, t.report, slot.stats);

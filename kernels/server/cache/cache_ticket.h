@@ -88,6 +88,9 @@ struct shared_prefix {
     anchor_copy anchor;       // the folded state at that length, where it is there and has one
 };
 
+// Whether a task evaluates something ahead of its use (overflow/ahead_warmer.h): a part of it, or its end.
+enum class warming : uint8_t { no, part, end };
+
 class cache_ticket {
 public:
     explicit cache_ticket(const std::string & user) { scope.user = user; }
@@ -119,6 +122,8 @@ public:
     uint8_t                     stable = 0;              // what of its prompt was made stable
     shared_prefix               shared;                  // what it goes on from instead, if that is more
     std::optional<stopwatch>    waiting_for_shared;      // since it was first put off for that
+    context_dropped             dropped;                 // from its messages
+    warming                     warms = warming::no;
     std::atomic<bool>           reading{ false };
     std::atomic<bool>           removed{ false };        // its conversation or user was, while it waited
 };

@@ -1,0 +1,207 @@
+"""What does a chat cost that outgrows its context? Ours, upstream's context shift, a client that drops the oldest.
+
+    python -m benchmarks.endless [MODEL] [--turns 60] [--tokens 40000] [--ctx 8192] [--peers ours,shift,naive]
+
+Every turn goes through the OpenAI client, with the whole history, and a person reads for a while between two turns:
+long enough for what is evaluated ahead to end. Counted are tokens that were evaluated, in turns and ahead, for each
+token that was new: of the user's message and of the answer. With --check N, every N-th answer is compared with that of
+a fresh server that is given the prompt of the messages that were kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from benchmarks.peers import Server
+from benchmarks.text import words
+from pyrun import console
+from pyrun.home import Home, find_home
+from pyrun.models.default import CHAT_TEMPLATE, ensure_default_model
+
+ANSWER_TOKENS = 48
+SYSTEM = "You are a careful assistant. " + words(60, "system")
+PEERS = ("ours", "shift", "naive")
+LONGEST_PAUSE = 600.0
+
+
+@dataclass
+class Outcome:
+    peer: str
+    n_new: int = 0  # tokens of users' messages and answers
+    n_evaluated: int = 0  # tokens of prompts and answers that were, while somebody waited
+    n_ahead: int = 0  # tokens that were evaluated while nobody waited
+    n_cuts: int = 0
+    n_dropped: int = 0  # messages, at the end
+    errors: list[str] = field(default_factory=list)
+    n_compared: int = 0
+    n_different: int = 0
+    prompt_ms: list[float] = field(default_factory=list)
+
+    @property
+    def per_new(self) -> float:
+        return self.n_evaluated / self.n_new if self.n_new else 0.0
+
+
+class Talk:
+    """The same questions for every peer, and the answers that it gave."""
+
+    def __init__(self, turns: int, tokens: int) -> None:
+        self.messages: list[Any] = [{"role": "system", "content": SYSTEM}]
+        self._words = max(8, int((tokens / turns - ANSWER_TOKENS) / 1.1))
+        self._turn = 0
+
+    def ask(self) -> None:
+        self._turn += 1
+        text = f"Question {self._turn}: {words(self._words, self._turn)}?"
+        self.messages.append({"role": "user", "content": text})
+
+    def answer(self, text: str) -> None:
+        self.messages.append({"role": "assistant", "content": text})
+
+    def drop_oldest_exchange(self) -> bool:
+        if len(self.messages) < 4:
+            return False
+        del self.messages[1:3]
+        return True
+
+
+def flags(peer: str, ctx: int) -> list[str]:
+    common = ["--ctx-size", str(ctx), "--parallel", "1", "--no-webui"]
+    return common + {"ours": ["--context-overflow", "evict"], "shift": ["--context-shift"], "naive": []}[peer]
+
+
+@contextmanager
+def running(server: Server) -> Iterator[Server]:
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Namespace) -> Outcome:
+    outcome = Outcome(peer)
+    talk = Talk(args.turns, args.tokens)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=3600)
+    n_dropped = 0
+    for turn in range(1, args.turns + 1):
+        talk.ask()
+        outcome.n_new += count(server, talk.messages[-1]["content"])
+        if peer == "naive":
+            while count(server, *(m["content"] for m in talk.messages)) > args.ctx - 512:
+                if not talk.drop_oldest_exchange():
+                    break
+        try:
+            said = client.chat.completions.create(
+                model="any",
+                messages=talk.messages,
+                max_tokens=ANSWER_TOKENS,
+                temperature=0,
+            )
+        except openai.APIStatusError as error:
+            outcome.errors.append(f"turn {turn}: {error.status_code} {json.dumps(error.body)[:120]}")
+            break
+        timings: dict[str, Any] = said.timings  # type: ignore[attr-defined]
+        text = said.choices[0].message.content or ""
+        outcome.n_evaluated += timings["prompt_n"] + timings["predicted_n"]
+        outcome.n_new += timings["predicted_n"]
+        outcome.prompt_ms.append(timings["prompt_ms"])
+        dropped = timings.get("context_dropped", {}).get("messages", 0)
+        outcome.n_cuts += dropped > n_dropped
+        n_dropped = outcome.n_dropped = dropped
+        if fresh and args.check and turn % args.check == 0:
+            compare(server, fresh, talk.messages, text, outcome)
+        talk.answer(text)
+        if peer == "ours":
+            outcome.n_ahead = wait_until_quiet(server)
+        console.say(
+            f"{peer}: turn {turn}, {timings['cache_n']} reused, {timings['prompt_n']} evaluated in "
+            f"{timings['prompt_ms'] / 1000:.1f} s, {dropped} messages left out, {outcome.n_ahead} tokens ahead so far"
+        )
+    return outcome
+
+
+def compare(server: Server, fresh: Server, messages: Sequence[dict[str, str]], text: str, outcome: Outcome) -> None:
+    prompt = server.post("/apply-template", {"messages": list(messages)})["prompt"]
+    body = {"prompt": prompt, "n_predict": ANSWER_TOKENS, "temperature": 0, "cache_prompt": False}
+    outcome.n_compared += 1
+    outcome.n_different += fresh.post("/completion", body)["content"] != text
+
+
+def count(server: Server, *texts: str) -> int:
+    return sum(len(server.post("/tokenize", {"content": text})["tokens"]) + 5 for text in texts)
+
+
+def wait_until_quiet(server: Server) -> int:
+    """Returns when nothing is evaluated ahead any more, with the tokens that were so far."""
+    end = time.monotonic() + LONGEST_PAUSE
+    before = -1
+    while time.monotonic() < end:
+        time.sleep(1.0)
+        ahead = int(server.get("/cache")["overflow"]["tokens_ahead"])
+        slots: Any = server.get("/slots")
+        busy = any(slot["is_processing"] for slot in slots)
+        if ahead == before and not busy:
+            break
+        before = ahead
+    return ahead
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path, help="a GGUF file (default: the built-in model)")
+    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--tokens", type=int, default=40_000, help="of the whole conversation")
+    parser.add_argument("--ctx", type=int, default=8192)
+    parser.add_argument("--peers", default=",".join(PEERS))
+    parser.add_argument("--check", type=int, default=0, help="compare every n-th answer with a fresh server's")
+    parser.add_argument("--upstream", type=Path, help="an unpatched llama-server, for shift and naive")
+    parser.add_argument("--out", type=Path, help="write the outcome as JSON lines, too")
+    args = parser.parse_args()
+    home: Home = find_home()
+    model = args.model or ensure_default_model(home)
+    template = None if args.model else CHAT_TEMPLATE
+    ours = home.server_binary("cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        for peer in args.peers.split(","):
+            program = ours if peer == "ours" else args.upstream or ours
+            cache = Path(folder) / "kv" if peer == "ours" else None
+            log = Path(folder) / f"{peer}.log"
+            server = Server(peer, program, model, flags(peer, args.ctx), log, cache=cache, chat_template=template)
+            with running(server):
+                if peer == "ours" and args.check:
+                    with running(
+                        Server("fresh", program, model, flags("naive", args.ctx), log, chat_template=template)
+                    ) as fresh:
+                        outcome = measure(peer, server, fresh, args)
+                else:
+                    outcome = measure(peer, server, None, args)
+            report(outcome)
+            if args.out:
+                with args.out.open("a") as file:
+                    file.write(json.dumps(asdict(outcome)) + "\n")
+
+
+def report(o: Outcome) -> None:
+    console.say(
+        f"{o.peer}: {len(o.prompt_ms)} turns, {o.n_new} new tokens, {o.n_evaluated} evaluated in turns "
+        f"({o.per_new:.2f} for each new one), {o.n_ahead} ahead, {o.n_cuts} cuts, "
+        f"{o.n_dropped} messages left out at the end, "
+        f"{o.n_different} of {o.n_compared} answers differ, longest wait {max(o.prompt_ms, default=0) / 1000:.1f} s"
+    )
+    for error in o.errors:
+        console.say(f"  {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+#include "server/overflow/archive_spool.h"
+
+#include "kvtier/blake2b.h"
+#include "kvtier/file_names.h"
+
+#include <cstdio>
+#include <memory>
+#include <random>
+
+namespace llama_run {
+
+using kvtier::key;
+using kvtier::status;
+
+// The format's limits.
+static constexpr uint64_t max_file_bytes  = uint64_t(64) << 20;
+static constexpr uint64_t max_spool_bytes = uint64_t(1) << 30;
+
+static constexpr size_t max_queued_bytes  = size_t(64) << 20;
+static constexpr size_t max_conversations = 4096; // whose progress is remembered
+
+static key digest_of(const std::string & text) {
+    key out;
+    kvtier::blake2b hash(out.size());
+    hash.update(text.data(), text.size());
+    hash.finish(out.data());
+    return out;
+}
+
+static void add(kvtier::blake2b & hash, const archive_spool::message & m) {
+    const uint64_t head[2] = { m.seq, m.json.size() };
+    hash.update(head, sizeof(head));
+    hash.update(m.json.data(), m.json.size());
+}
+
+static key finished(kvtier::blake2b hash) {
+    key out;
+    hash.finish(out.data());
+    return out;
+}
+
+static std::string line(const std::string & json) {
+    return kvtier::hex(digest_of(json)) + " " + json + "\n";
+}
+
+static std::string line(const archive_spool::message & m) {
+    return line("{\"seq\":" + std::to_string(m.seq) + ",\"message\":" + m.json + "}");
+}
+
+static size_t line_bytes(const archive_spool::message & m) {
+    return m.json.size() + 80; // the digest, the names and the number
+}
+
+archive_spool::archive_spool(kvtier::env & files, std::string folder, std::function<void(const std::string &)> complain) :
+    files(files), folder(std::move(folder)), complain(std::move(complain)), thread([this] { run(); }) {}
+
+archive_spool::~archive_spool() {
+    {
+        kvtier::mutex_lock guard(mu);
+        stopping = true;
+        changed.notify_all();
+    }
+    thread.join();
+}
+
+archive_spool::counts archive_spool::count() const {
+    kvtier::mutex_lock guard(mu);
+    return so_far;
+}
+
+void archive_spool::leave(const std::string & user, uint64_t conversation, std::vector<message> && dropped) {
+    batch b;
+    b.user         = kvtier::user_key(user);
+    b.conversation = conversation;
+    kvtier::mutex_lock guard(mu);
+    const conversation_key who{ b.user, conversation };
+    const auto             before = known.find(who);
+    size_t                 n_left = 0;
+    kvtier::blake2b        hash(sizeof(key));
+    for (size_t i = 0; i < dropped.size(); i++) {
+        add(hash, dropped[i]);
+        if (before != known.end() && before->second.n_messages == i + 1 && before->second.digest == finished(hash)) {
+            n_left = i + 1;
+        }
+    }
+    for (size_t i = n_left; i < dropped.size(); i++) {
+        b.n_bytes += line_bytes(dropped[i]);
+        b.messages.push_back(std::move(dropped[i]));
+    }
+    if (b.messages.empty()) {
+        return;
+    }
+    if (n_queued_bytes + b.n_bytes > max_queued_bytes) {
+        so_far.n_refused += b.messages.size();
+        return;
+    }
+    if (known.size() >= max_conversations) {
+        known.clear();
+    }
+    known[who] = { dropped.size(), finished(hash) };
+    n_queued_bytes += b.n_bytes;
+    queue.push_back(std::move(b));
+    changed.notify_all();
+}
+
+void archive_spool::run() {
+    kvtier::mutex_lock guard(mu);
+    for (;;) {
+        while (queue.empty() && !stopping) {
+            changed.wait(guard);
+        }
+        if (queue.empty()) {
+            return;
+        }
+        const batch b = std::move(queue.front());
+        queue.pop_front();
+        guard.unlock();
+        size_t       n_written = 0;
+        const status s         = write(b, n_written);
+        if (!s.is_ok()) {
+            complain(s.message());
+        }
+        guard.lock();
+        n_queued_bytes -= b.n_bytes;
+        so_far.n_left += n_written;
+        so_far.n_refused += b.messages.size() - n_written;
+        if (!s.is_ok()) {
+            known.erase({ b.user, b.conversation }); // The next request brings it again.
+        }
+    }
+}
+
+status archive_spool::write(const batch & b, size_t & n_written) {
+    uint64_t n_bytes = 0;
+    status   s       = files.make_dir(kvtier::names::parent(folder));
+    s = s.is_ok() ? files.make_dir(folder) : s;
+    s = s.is_ok() ? files.make_dir(kvtier::names::join(folder, kvtier::hex(b.user))) : s;
+    s = s.is_ok() ? files.sync_dir(folder) : s; // The user's folder may be new.
+    s = s.is_ok() ? kvtier::measure_tree(files, folder, n_bytes) : s;
+    if (s.is_ok() && n_bytes + b.n_bytes > max_spool_bytes) {
+        s = status::over_budget(folder + " is full, and nobody takes it in: `llama-run memory stats` does");
+    }
+    size_t begin = 0;
+    while (s.is_ok() && begin < b.messages.size()) {
+        size_t   end    = begin;
+        uint64_t n_file = 1024; // the header
+        while (end < b.messages.size() && n_file + line_bytes(b.messages[end]) <= max_file_bytes) {
+            n_file += line_bytes(b.messages[end++]);
+        }
+        if (end == begin) {
+            return status::over_budget("a message is larger than a file of the spool may be");
+        }
+        s = write_file(b, begin, end);
+        n_written += s.is_ok() ? end - begin : 0;
+        begin = end;
+    }
+    return s;
+}
+
+status archive_spool::write_file(const batch & b, size_t begin, size_t end) {
+    static thread_local std::mt19937_64 random{ std::random_device{}() };
+    const std::string user         = kvtier::hex(b.user);
+    const std::string conversation = kvtier::hex(b.conversation);
+    const std::string number       = kvtier::hex(random());
+    char created[32];
+    std::snprintf(created, sizeof(created), "%013lld", static_cast<long long>(files.now_ms()));
+
+    std::string text = line("{\"spool\":1,\"user\":\"" + user + "\",\"conversation\":\"" + conversation +
+                            "\",\"created\":" + std::to_string(std::stoll(created)) +
+                            ",\"n\":" + std::to_string(end - begin) + "}");
+    for (size_t i = begin; i < end; i++) {
+        text += line(b.messages[i]);
+    }
+    const std::string own        = kvtier::names::join(folder, user);
+    const std::string unfinished = kvtier::names::join(own, kvtier::names::temp_prefix + number);
+    const std::string complete   = kvtier::names::join(own, conversation + "-" + created + "-" + number + ".spool");
+
+    std::unique_ptr<kvtier::writable_file> file;
+    const kvtier::const_span               all = { text.data(), text.size() };
+    status s = files.create_file(unfinished, file);
+    s = s.is_ok() ? file->append(&all, 1) : s;
+    s = s.is_ok() ? file->sync() : s;
+    s = s.is_ok() ? file->close() : s;
+    s = s.is_ok() ? files.rename(unfinished, complete) : s;
+    if (!s.is_ok()) {
+        (void) files.remove_file(unfinished).is_ok();
+        return s;
+    }
+    return files.sync_dir(own);
+}
+
+} // namespace llama_run

@@ -1,0 +1,51 @@
+"""How llama-server starts the tool server: the file for its `--mcp-servers-config`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyrun.errors import UserError
+from pyrun.server.address import Address
+from pyrun.server.words import has_flag
+
+NAME = "llama-run"
+# Upstream gives up on a call after 30 s unless told otherwise; our own limits come first.
+TIMEOUT_MS = 660_000
+ORIGINS_FLAG = "--cors-origins"
+
+
+def check_local(address: Address, extra: Sequence[str]) -> None:
+    """Whoever reaches the server can call its tools, so nobody but this machine's own programs and pages may."""
+    if address.open_hosts:
+        raise UserError(
+            f"--with-tools does not go with {', '.join(address.open_hosts)}: other machines could use the tools",
+            "leave --host out, or let clients there start `llama-run tools` themselves",
+        )
+    if has_flag(extra, ORIGINS_FLAG):
+        raise UserError(
+            f"--with-tools does not go with {ORIGINS_FLAG}: pages of other sites could use the tools", "leave it out"
+        )
+
+
+def tool_server(root: Path) -> dict[str, Any]:
+    """An entry of `mcpServers`. Everything else is in llama-run.toml, which the tool server reads itself."""
+    return {
+        "command": sys.executable,
+        "args": ["-m", "pyrun", "tools", "--root", str(root)],
+        "timeout_ms": TIMEOUT_MS,
+    }
+
+
+def write_config(path: Path, root: Path) -> None:
+    """It decides what is run, so it is its owner's alone."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump({"mcpServers": {NAME: tool_server(root)}}, file, indent=2)
+    unfinished.replace(path)

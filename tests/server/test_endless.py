@@ -1,0 +1,210 @@
+"""Chats that outgrow the context: what is left out, what it costs, and that it is found again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_server import CacheServer, Serve, say, toy
+from helpers import wait_until
+
+from pyrun.memory.intake import take_in
+from pyrun.memory.recall import UserMemory
+from pyrun.memory.store import Memory
+from toys.corpus import TEXT
+
+pytestmark = pytest.mark.server
+
+LINES = TEXT.splitlines()
+SMALL = ("--parallel", "1", "--ctx-size", "1024")
+EVICT = ("--context-overflow", "evict")
+NOTE = "[Earlier messages of this conversation were left out here."
+
+Chat = list[dict[str, Any]]
+
+
+def talk(n_exchanges: int, system: str = "You are brief.") -> Chat:
+    """Exchanges that can be told apart, some forty tokens each."""
+    messages = [say("system", system)]
+    for i in range(n_exchanges):
+        messages.append(say("user", f"Question {i}: {LINES[i % len(LINES)][:60]}?"))
+        messages.append(say("assistant", f"Answer {i}: {LINES[(i + 3) % len(LINES)][:60]}."))
+    return messages
+
+
+def asks(n_exchanges: int) -> Chat:
+    return [*talk(n_exchanges), say("user", f"Question {n_exchanges}: and now?")]
+
+
+def rendered(server: CacheServer, messages: Chat, **options: Any) -> str:
+    return str(server.post("/apply-template", {"messages": messages, **options})["prompt"])
+
+
+def questions(prompt: str) -> list[int]:
+    return [int(number) for number in re.findall(r"Question (\d+):", prompt)]
+
+
+def test_a_chat_that_no_longer_fits_goes_on_without_its_oldest_exchanges(serve: Serve) -> None:
+    server = serve(toy("dense"), *SMALL)
+    history = asks(60)
+    body = {"messages": history, "max_tokens": 4}
+    refused = server.request("POST", "/v1/chat/completions", body)
+    assert refused.status_code == 400 and "exceed" in refused.text, "this is upstream's answer, and the default"
+
+    answer = server.post("/v1/chat/completions", body | {"llama_context_overflow": "evict"})
+    prompt = rendered(server, history, llama_context_overflow="evict")
+    kept = questions(prompt)
+    assert kept == list(range(kept[0], 61)) and kept[0] > 0, "the newest stay, in order"
+    assert prompt.count("You are brief.") == 1 and prompt.count(NOTE) == 1
+    assert prompt.index("You are brief.") < prompt.index(NOTE) < prompt.index(f"Question {kept[0]}:")
+    dropped = answer["timings"]["context_dropped"]
+    assert dropped["messages"] == 2 * kept[0] and dropped["tokens"] > 0
+
+    with_typo = server.request("POST", "/v1/chat/completions", body | {"llama_context_overflow": "shift"})
+    assert with_typo.status_code == 400 and '"evict"' in with_typo.json()["error"]["message"]
+
+
+def test_what_fits_is_left_alone(serve: Serve) -> None:
+    server = serve(toy("dense"), *SMALL, *EVICT)
+    history = asks(3)
+    assert rendered(server, history) == rendered(server, history, llama_context_overflow="error")
+    assert "context_dropped" not in server.chat(history).timings
+
+
+@pytest.mark.parametrize("name", ["dense", "hybrid-mamba"])
+def test_answers_are_those_of_a_fresh_server_given_what_was_kept(serve: Serve, kv: Path, name: str) -> None:
+    """Turn after turn, over several cuts, with the cache and what was evaluated ahead in between."""
+    server = serve(toy(name), *SMALL, *EVICT, cache=kv)
+    fresh = serve(toy(name), *SMALL)
+    history = talk(12)
+    firsts = set()
+    for turn in range(12, 30):
+        history.append(say("user", f"Question {turn}: {LINES[turn % len(LINES)][:80]}?"))
+        answer = server.chat(history, max_tokens=4)
+        if turn % 3 == 0:
+            prompt = rendered(server, history)
+            firsts.add(questions(prompt)[0])
+            same = fresh.complete(fresh.tokens(prompt), 4, cache_prompt=False)
+            assert answer.text.split() == same.text.split() or answer.apart(same) < 0.1, turn
+        history.append(say("assistant", f"Answer {turn}: {answer.text}"))
+    assert len(firsts) > 1, "it was cut more than once"
+    assert server.cache()["overflow"]["requests_cut"] > 0
+
+
+def test_a_cut_finds_its_prefix_evaluated_ahead(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), *SMALL, *EVICT, cache=kv)
+    history = talk(8)
+    cuts = []
+    before = 0
+    for turn in range(8, 24):
+        history.append(say("user", f"Question {turn}: {LINES[turn % len(LINES)][:80]}?"))
+        answer = server.chat(history, max_tokens=4)
+        dropped = answer.timings.get("context_dropped", {}).get("messages", 0)
+        if dropped > before:
+            cuts.append((answer.reused, answer.prompt_size))
+            before = dropped
+        history.append(say("assistant", answer.text))
+        settle(server)
+    assert cuts, "it was cut"
+    for reused, size in cuts:
+        assert reused > size - 150, cuts
+
+
+def settle(server: CacheServer) -> None:
+    """Waits until nothing is evaluated ahead any more: the count of tokens stands still and no slot is busy."""
+    seen = [-1]
+
+    def is_quiet() -> bool:
+        seen.append(server.cache()["overflow"]["tokens_ahead"])
+        return seen[-1] == seen[-2] and not any(slot["is_processing"] for slot in server.get("/slots"))
+
+    wait_until(is_quiet, 30, "quiet")
+
+
+def test_responses_and_messages_of_anthropic_are_cut_as_well(serve: Serve) -> None:
+    server = serve(toy("dense"), *SMALL, *EVICT)
+    history = asks(60)
+    wanted = server.request("POST", "/v1/chat/completions", {"messages": history, "max_tokens": 4}).headers
+    n_dropped = wanted["X-Llama-Dropped-Messages"]
+    assert int(n_dropped) > 0 and int(wanted["X-Llama-Dropped-Tokens"]) > 0
+
+    items = [
+        {"type": "message", **m, "content": [{"type": "output_text", "text": m["content"]}]}
+        if m["role"] == "assistant"
+        else m
+        for m in history
+    ]
+    responses = server.request("POST", "/v1/responses", {"input": items, "max_output_tokens": 4})
+    assert responses.status_code == 200, responses.text
+    assert responses.headers["X-Llama-Dropped-Messages"] == n_dropped
+
+    body = {"model": "x", "max_tokens": 4, "system": history[0]["content"], "messages": history[1:]}
+    messages = server.request("POST", "/v1/messages", body)
+    assert messages.status_code == 200 and messages.headers["X-Llama-Dropped-Messages"] == n_dropped
+    refused = server.request("POST", "/v1/messages", body | {"llama_context_overflow": "error"})
+    assert refused.status_code == 400
+
+
+def test_a_call_and_its_result_stay_together(serve: Serve) -> None:
+    server = serve(toy("dense"), *SMALL, *EVICT)
+    history = talk(0)
+    for i in range(40):
+        call = {"id": f"call{i}", "type": "function", "function": {"name": "look", "arguments": f'{{"n": {i}}}'}}
+        history.append(say("user", f"Question {i}: {LINES[i % len(LINES)][:40]}?"))
+        history.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        history.append({"role": "tool", "tool_call_id": f"call{i}", "content": f"Result {i}"})
+        history.append(say("assistant", f"Answer {i}."))
+    history.append(say("user", "Question 40: well?"))
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    prompt = rendered(server, history, tools=tools)
+    kept = questions(prompt)
+    assert 0 < kept[0] < 40
+    assert [int(n) for n in re.findall(r"Result (\d+)", prompt)] == kept[:-1]
+
+
+def test_what_leaves_a_chat_is_in_the_memory_once_after_kills(serve: Serve, tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    flags = (*SMALL, *EVICT, "--context-spool", str(folder / "spool"))
+    history = talk(12)
+    history[1] = say("user", "Question 0: my bicycle is called Rosinante.")
+    n_dropped = 0
+    for part in range(3):
+        server = serve(toy("dense"), *flags)
+        for turn in range(4):
+            number = 12 + part * 4 + turn
+            history.append(say("user", f"Question {number}: {LINES[number % len(LINES)][:80]}?"))
+            answer = server.chat(history, max_tokens=4)
+            history.append(say("assistant", f"Answer {number}: {answer.text}"))
+            n_dropped = answer.timings.get("context_dropped", {"messages": 0})["messages"]
+        # Its thread has a moment, but what it has not written is not lost either: the next request brings it again.
+        server.kill()
+        if part == 1:
+            with Memory(folder) as memory:
+                take_in(memory)
+    assert n_dropped > 10
+    server = serve(toy("dense"), *flags)
+    server.chat(history[:-1], max_tokens=1)
+    server.stop()
+    with Memory(folder) as memory:
+        taken = take_in(memory)
+        assert taken.n_damaged == 0
+        assert UserMemory(memory, "").counts()["message"] == n_dropped
+        found = UserMemory(memory, "").search("what is the name of my bicycle")
+        assert "Rosinante" in found[0].entry.text
+        assert take_in(memory).n_new == 0
+
+
+def test_what_leaves_the_chats_of_two_users_is_apart(serve: Serve, tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    server = serve(toy("dense"), *SMALL, *EVICT, "--context-spool", str(folder / "spool"))
+    for user, secret in (("ann", "Rosinante"), ("ben", "Bucephalus")):
+        history = [say("user", f"My horse is called {secret}."), say("assistant", "Fine."), *asks(60)[1:]]
+        server.chat(history, max_tokens=1, llama_user_id=user)
+    server.stop()
+    with Memory(folder) as memory:
+        take_in(memory)
+        for user, own in (("ann", "Rosinante"), ("ben", "Bucephalus"), ("", None)):
+            texts = " ".join(one.entry.text for one in UserMemory(memory, user).search("My horse is called"))
+            assert [name for name in ("Rosinante", "Bucephalus") if name in texts] == ([own] if own else [])
