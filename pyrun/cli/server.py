@@ -33,9 +33,7 @@ from pyrun.machine.backends import runtime_environment
 from pyrun.machine.describe import Machine
 from pyrun.machine.names import AUTO
 from pyrun.machine.snapshot import Snapshot
-from pyrun.memory.limit import memory_limit
-from pyrun.memory.store import SPOOL
-from pyrun.memory.watch import SpoolWatch
+from pyrun.memory.spool import SPOOL
 from pyrun.models.default import (
     CHAT_TEMPLATE,
     DEFAULT_SIZE,
@@ -257,13 +255,22 @@ def supervise(home: Home, settings: ServerSettings) -> None:
         if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, stop)
     console.say(f"log: {log}")
-    watch = SpoolWatch(home.memory, memory_limit(home.settings), lambda trouble: console.say(f"warning: {trouble}"))
     try:
-        with watch:
+        with _spool_watch(home):
             supervisor.run()
     finally:
         with contextlib.suppress(OSError):  # the terminal may be gone
             view.end_wait()
+
+
+def _spool_watch(home: Home) -> contextlib.AbstractContextManager[object]:
+    """Takes in what leaves chats, as long as it is entered. Without the native module it waits for whoever has it."""
+    if not has_native():
+        return contextlib.nullcontext()
+    from pyrun.memory.limit import memory_limit
+    from pyrun.memory.watch import SpoolWatch
+
+    return SpoolWatch(home.memory, memory_limit(home.settings), lambda trouble: console.say(f"warning: {trouble}"))
 
 
 class _View:

@@ -21,6 +21,7 @@ from typing import Any
 
 VERSION = 1
 MAX_FILE_BYTES = 64 << 20
+SPOOL = "spool"  # its folder in that of the memory
 MAX_SPOOL_BYTES = 1 << 30
 DAMAGED = "damaged"
 USER_NAME = re.compile(r"[0-9a-f]{32}")

@@ -14,9 +14,9 @@ from types import TracebackType
 from pyrun._kernels import user_key
 from pyrun.errors import UserError
 from pyrun.memory.schema import migrate, statements, user_index, words_table
+from pyrun.memory.spool import SPOOL
 
 FILE = "memory.db"
-SPOOL = "spool"
 MAX_BYTES = 10_000_000_000
 PRUNED_TO = 0.9  # of the limit: removing a little each time would keep the disk busy
 PRUNED_AT_ONCE = 100

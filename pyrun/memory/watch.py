@@ -9,8 +9,8 @@ from types import TracebackType
 
 from pyrun.errors import UserError
 from pyrun.memory.intake import take_in
-from pyrun.memory.spool import files
-from pyrun.memory.store import SPOOL, Memory
+from pyrun.memory.spool import SPOOL, files
+from pyrun.memory.store import Memory
 
 LOOK_SECONDS = 5.0
 

@@ -62,7 +62,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
             "-- --temp 3",
             {},
             "--temp 1 --temp 2 --temp 3",
-            "x",
+            "--temp 4",
         ),
         ("[models.'smol*']\nnoauto = true", "", {}, "--jinja", "--threads"),
         ("[download]\nquant = 'Q8_0'", "", {}, "--jinja", "Q8_0"),  # it is for another command, and no contradiction
