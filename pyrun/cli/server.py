@@ -62,7 +62,6 @@ from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
 from pyrun.tools.mcp_config import check_local, write_config
-from pyrun.tools.setup import load_setup
 
 # The server gives a kind of trouble and its reason; for some kinds, more room is the remedy.
 NOT_STORING = re.compile(r"not storing \((\w+)\): (.+)")
@@ -179,6 +178,8 @@ def _tools_root(home: Home, address: Address, options: ServerOptions) -> Path:
     check_local(address, options.extra)
     if find_spec("mcp") is None:
         raise missing_extra("mcp", "tools")
+    from pyrun.tools.setup import load_setup
+
     return load_setup(home, os.environ).root.resolve()
 
 
