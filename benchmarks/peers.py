@@ -30,6 +30,8 @@ Message = dict[str, str]
 
 STOP_SECONDS = 120
 SAVE_SECONDS = 600  # a state has at least so long to be written or read back
+# Turns follow each other without a pause here. Every one is kept, so that no clock decides what is found again.
+AT_ONCE = ("--cache-ssd-settle", "0")
 SLOW_BYTES_PER_S = 20e6  # a slower disk is not worth a cache
 WARM_UP = "Count from one to ten, slowly, and say nothing else. " * 4
 SHOWN_LINES = 8
@@ -245,7 +247,7 @@ class Server(_Client):
             address=Address(port=self.port),
             cache=str(self.cache) if self.cache else None,
             chat_template=self.chat_template,
-            extra=tuple(self.flags),
+            extra=(*(AT_ONCE if self.cache else ()), *self.flags),
         )
         return server_command(settings)
 

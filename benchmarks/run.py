@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks import interrupt, machine, plots, report
 from benchmarks import limits as machine_limits
 from benchmarks.bench import OURS, SLOTS, UPSTREAM, Bench, Options, context_for
+from benchmarks.peers import AT_ONCE
 from benchmarks.progress import RunProgress
 from benchmarks.results import (
     SCHEMA,
@@ -230,7 +231,16 @@ def _play(bench: Bench, summary: dict[str, Any], name: str) -> None:
 
 def _flags(bench: Bench, name: str) -> list[str]:
     slots = bench.options.clients if name == load.NAME else 1
-    return ["--ctx-size", str(bench.ctx * slots), "--parallel", str(slots), "--cache-ssd", "DIR", *bench.options.flags]
+    return [
+        "--ctx-size",
+        str(bench.ctx * slots),
+        "--parallel",
+        str(slots),
+        "--cache-ssd",
+        "DIR",
+        *AT_ONCE,
+        *bench.options.flags,
+    ]
 
 
 def _settings(bench: Bench, scenario: ModuleType) -> dict[str, Any]:
