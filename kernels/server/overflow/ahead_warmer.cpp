@@ -137,6 +137,7 @@ void ahead_warmer::work(job & j) {
         const outcome result = evaluate(std::move(task));
         if (result == outcome::disturbed) {
             put_back(std::move(j));
+            return;
         }
         if (result != outcome::done) {
             return;
