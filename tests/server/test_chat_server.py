@@ -114,8 +114,14 @@ def test_a_chat_starts_from_nothing_stops_an_answer_and_takes_its_server_along(t
         answer_began = terminal.raw.count("\x1b[J")
         wait_until(lambda: terminal.pump() and terminal.raw.count("\x1b[J") > answer_began + 1, 60, "an answer")
         terminal.send("\x03")
-        terminal.wait("\n>\n")
+        terminal.wait("stopped")
         assert is_running(server.pid), "Ctrl-C reached the server"
+
+        def has_empty_line() -> bool:
+            terminal.send("\x15")  # What was stopped before its first word stands in the line again.
+            return terminal.pump() and "\n>\n" in terminal.text
+
+        wait_until(has_empty_line, 60, "a line to type in")
         terminal.send("\x04")
         assert terminal.wait_for_end() == 0
     assert not is_running(server.pid)
