@@ -13,7 +13,7 @@ import pytest
 from backend import require_backend
 from cache_server import CacheServer, Serve, smollm2, toy
 from chat_fixtures import Desk, home_in
-from helpers import ROOT, free_port, is_running, wait_until
+from helpers import ROOT, free_port, is_running
 from terminal import Terminal
 from tool_fixtures import Bench
 
@@ -102,7 +102,7 @@ def test_the_server_streams_in_both_languages(protocol: str, serve: Serve) -> No
     assert refused.value.kind == TOO_LONG
 
 
-def test_a_chat_starts_from_nothing_stops_an_answer_and_takes_its_server_along(tmp_path: Path) -> None:
+def test_a_chat_starts_from_nothing_and_takes_its_server_along(tmp_path: Path) -> None:
     require_backend()
     environment = {**os.environ, **home_in(tmp_path, ROOT), "LLAMA_ARG_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pyrun", "chat", "--no-build", "--backend", "cpu", "--tools", "none"]
@@ -110,18 +110,7 @@ def test_a_chat_starts_from_nothing_stops_an_answer_and_takes_its_server_along(t
         terminal.wait("/help lists the rest")
         launcher, *_ = psutil.Process(terminal.process.pid).children()
         [server] = launcher.children()
-        terminal.enter("Tell me a long story about the sea.")
-        answer_began = terminal.raw.count("\x1b[J")
-        wait_until(lambda: terminal.pump() and terminal.raw.count("\x1b[J") > answer_began + 1, 60, "an answer")
-        terminal.send("\x03")
-        terminal.wait("stopped")
-        assert is_running(server.pid), "Ctrl-C reached the server"
-
-        def has_empty_line() -> bool:
-            terminal.send("\x15")  # What was stopped before its first word stands in the line again.
-            return terminal.pump() and "\n>\n" in terminal.text
-
-        wait_until(has_empty_line, 60, "a line to type in")
+        assert is_running(server.pid)
         terminal.send("\x04")
         assert terminal.wait_for_end() == 0
     assert not is_running(server.pid)
