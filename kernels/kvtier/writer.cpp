@@ -199,28 +199,30 @@ void writer::run() {
 // waits: its folded state may be kept back.
 writer::written writer::write(const save_request & request, bool waits) {
     written done;
-    if (!request.wait_for_data()) {
-        done.result = status::miss("its state could not be copied");
-        return done;
-    }
-    save_request now;
-    if (waits) {
-        now        = request;
-        done.later = settling::split(now);
-    }
-    const save_request & what = waits ? now : request;
-    done.result     = save(what);
-    done.wrote      = done.result.is_ok() && what.bytes() > 0; // Who had nothing to write says nothing about the disk.
-    done.keeps_back = waits && done.result.is_ok() && (done.later.checkpoint || !done.later.anchors.empty());
-    if (done.keeps_back) {
-        target.keep_unwritten(done.later);
-    }
+    done.result = guarded([&] {
+        if (!request.wait_for_data()) {
+            return status::miss("its state could not be copied");
+        }
+        save_request now;
+        if (waits) {
+            now        = request;
+            done.later = settling::split(now);
+        }
+        const save_request & what  = waits ? now : request;
+        const status         saved = target.save(what);
+        done.wrote      = saved.is_ok() && what.bytes() > 0; // Who had nothing to write says nothing about the disk.
+        done.keeps_back = waits && saved.is_ok() && (done.later.checkpoint || !done.later.anchors.empty());
+        if (done.keeps_back) {
+            target.keep_unwritten(done.later);
+        }
+        return saved;
+    });
     tell(done.result, done.wrote);
     return done;
 }
 
 status writer::write_settled(const save_request & turn) {
-    const status result = save(turn);
+    const status result = guarded([&] { return target.save(turn); });
     if (!result.is_ok()) {
         target.give_up_unwritten(turn);
     }
@@ -228,10 +230,11 @@ status writer::write_settled(const save_request & turn) {
     return result;
 }
 
-status writer::save(const save_request & request) {
+// Without memory this turn is not persisted, and the next one is tried.
+status writer::guarded(const std::function<status()> & work) {
     try {
-        return target.save(request);
-    } catch (const std::exception & e) { // out of memory: this turn is not persisted
+        return work();
+    } catch (const std::exception & e) {
         target.count().skipped_exhausted++;
         return status::exhausted(e.what());
     }

@@ -77,7 +77,7 @@ private:
     void    run();
     written write(const save_request & request, bool waits);
     status  write_settled(const save_request & turn);
-    status  save(const save_request & request);
+    status  guarded(const std::function<status()> & work);
     void    tell(const status & result, bool wrote);
 
     store &                target;
