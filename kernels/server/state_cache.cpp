@@ -178,7 +178,10 @@ cache_report state_cache::restore(const slot_view & slot, server_prompt & prompt
 
 bool state_cache::is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on) const {
     const auto c = core();
-    return c && c->is_arriving(slot, prompt, report, others_go_on);
+    const context_dropped dropped  = report.dropped; // The cache knows nothing of it.
+    const bool            arriving = c && c->is_arriving(slot, prompt, report, others_go_on);
+    report.dropped = dropped;
+    return arriving;
 }
 
 bool state_cache::is_cut(int id_slot, int64_t n_tokens) const {
