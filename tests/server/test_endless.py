@@ -66,6 +66,16 @@ def test_a_chat_that_no_longer_fits_goes_on_without_its_oldest_exchanges(serve: 
     assert with_typo.status_code == 400 and '"evict"' in with_typo.json()["error"]["message"]
 
 
+def test_what_was_left_out_is_told_also_after_a_restart(serve: Serve, tmp_path: Path) -> None:
+    told = []
+    for _ in range(2):
+        server = serve(toy("dense"), *SMALL, *EVICT, cache=tmp_path / "kv")
+        answer = server.chat(asks(60))
+        told.append((answer.source, answer.timings["context_dropped"]))
+        server.stop()
+    assert [source for source, _ in told] == ["none", "cold"] and told[0][1] == told[1][1]
+
+
 def test_what_fits_is_left_alone(serve: Serve) -> None:
     server = serve(toy("dense"), *SMALL, *EVICT)
     history = asks(3)
