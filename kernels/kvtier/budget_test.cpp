@@ -370,6 +370,24 @@ TEST(no_store_of_a_process_starves_the_other) {
     CHECK(s->stats().disk_bytes >= disk.disk_bytes());
 }
 
+TEST(opening_waits_for_a_removal_that_is_under_way) {
+    // Finds the folder locked, as the one who removes it has it before it goes.
+    class locked_once : public fault_env {
+    public:
+        status lock_file(const std::string & path, std::unique_ptr<file_lock> & out) override {
+            return n_calls++ == 0 ? status::busy(path + ": held by process 2", 2) : fault_env::lock_file(path, out);
+        }
+        int n_calls = 0;
+    };
+    locked_once disk;
+    const model m;
+    const auto  first = open(disk, m.options());
+    CHECK(first != nullptr);
+    CHECK(disk.n_calls == 2);
+    std::unique_ptr<store> second; // a store does not go
+    CHECK(store::open(disk, m.options(), second).is_busy());
+}
+
 TEST(stores_that_evict_for_each_other_do_not_deadlock) {
     fault_env     disk;
     model         m;

@@ -109,15 +109,15 @@ private:
 
 class fault_lock : public file_lock {
 public:
-    fault_lock(fault_env & owner, std::string path) : owner(owner), path(std::move(path)) {}
+    fault_lock(fault_env & owner, std::shared_ptr<fault_env::node> file) : owner(owner), file(std::move(file)) {}
     ~fault_lock() override {
         mutex_lock guard(owner.mu);
-        owner.locks.erase(path);
+        owner.locks.erase(file);
     }
 
 private:
-    fault_env &       owner;
-    const std::string path;
+    fault_env &                            owner;
+    const std::shared_ptr<fault_env::node> file;
 };
 
 void fault_env::pause() const {
@@ -533,14 +533,18 @@ status fault_env::lock_file(const std::string & path, std::unique_ptr<file_lock>
     if (it != now.end() && it->second->type != file_type::file) {
         return status::corrupt(damage::wrong_type, path + ": not a plain file");
     }
-    if (!locks.insert(path).second) {
+    if (now.count(folder_of(path)) == 0) {
+        return status::miss(path + ": No such folder");
+    }
+    std::shared_ptr<node> & file = now[path];
+    if (file == nullptr) {
+        file        = std::make_shared<node>();
+        file->bytes = "1\n";
+    }
+    if (!locks.insert(file).second) { // it is the file's, wherever its folder goes
         return status::busy(path + ": held by process 1", 1);
     }
-    if (it == now.end()) {
-        now[path] = std::make_shared<node>();
-        now[path]->bytes = "1\n";
-    }
-    out = std::make_unique<fault_lock>(*this, path);
+    out = std::make_unique<fault_lock>(*this, file);
     return status::ok();
 }
 

@@ -99,7 +99,7 @@ private:
     mutable mutex         mu; // guards the nodes, too
     tree                  now GUARDED_BY(mu);
     tree                  durable GUARDED_BY(mu);
-    std::set<std::string> locks GUARDED_BY(mu);
+    std::set<std::shared_ptr<node>> locks GUARDED_BY(mu); // the locked files
     size_t                n_calls GUARDED_BY(mu)   = 0;
     size_t                fault_at GUARDED_BY(mu)  = 0;
     fault                 fault_is GUARDED_BY(mu)  = fault::none;

@@ -1,6 +1,8 @@
 #include "kvtier/object_files.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 namespace kvtier {
 
@@ -20,14 +22,18 @@ status object_files::take_folder(std::unique_ptr<file_lock> & lock) {
     }
     // The root may be new, so its name must last too. That its folder is somebody else's is no reason to fail.
     (void) e.sync_dir(names::parent(layout.root())).is_ok();
-    // Another process may be removing the model's folder: it is made again then.
+    // Somebody may be removing the model's folder: it is made again then. Its lock is held for a moment before the folder goes,
+    // which is told from a store's only by waiting.
     constexpr int max_attempts = 10;
     status        s = status::ok();
     for (int i = 0; i < max_attempts && lock == nullptr; i++) {
+        if (s.is_busy()) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
         if (s = e.make_dir(layout.model()); !s.is_ok()) {
             return s;
         }
-        if (s = e.lock_file(layout.lock(), lock); !s.is_ok() && !s.is_miss()) {
+        if (s = e.lock_file(layout.lock(), lock); !s.is_ok() && !s.is_miss() && !s.is_busy()) {
             return s;
         }
     }

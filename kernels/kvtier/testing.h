@@ -45,6 +45,7 @@ struct test_registrar {
 };
 
 inline int run_tests() {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0); // what was said before a crash is seen
     int n_failed = 0;
     for (const test_case & test : test_cases()) {
         failed_checks() = 0;
