@@ -31,3 +31,5 @@ def isolated_user(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     for name in list(os.environ):
         if name in OURS or name in AGENTS or name.startswith("LLAMA_ARG_") or "_OVERRIDE" in name:
             monkeypatch.delenv(name)
+    # What tests ask of the disk after a restart must come from there; the tests of reading ahead turn it on.
+    monkeypatch.setenv("LLAMA_ARG_CACHE_SSD_READ_AHEAD", "off")

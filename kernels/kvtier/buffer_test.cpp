@@ -66,10 +66,10 @@ TEST(small_buffers_are_not_kept) {
     CHECK(buffer::idle_bytes() == before);
 }
 
-// Says whether it has become so within ten seconds.
+// Says whether it has become so within five minutes: a stock is filled in idle time, of which a busy machine has little.
 template <typename condition>
 static bool becomes(const condition & met) {
-    for (int i = 0; i < 1000 && !met(); i++) {
+    for (int i = 0; i < 30000 && !met(); i++) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return met();

@@ -50,9 +50,27 @@ match catalog::lookup(const lookup_request & request) const {
     count.hits++;
     count.tokens_found += out.n_tokens;
 
-    const uint64_t turn   = graph.turn_of(out.name_space);
+    gather(out, last);
+    const conversation * known = graph.find({ out.name_space, out.conversation });
+    out.kind = match_kind::prefix;
+    segment * previous = nullptr;
+    for (const matched_run & r : out.runs) {
+        if (r.node->owner != previous) {
+            previous = r.node->owner;
+            previous->looked_up = number;
+            if (known != nullptr && previous->users.count(known) != 0) {
+                out.kind = match_kind::conversation;
+            }
+        }
+    }
+    return out;
+}
+
+// Fills in what the state of n_tokens consists of, the last of which is in `last`, and where it is.
+void catalog::gather(match & out, const run * last) const {
+    const uint64_t turn    = graph.turn_of(out.name_space);
     tier           coldest = tier::hot;
-    const auto     weigh  = [&](object_kind kind, const key & k, uint64_t size) {
+    const auto     weigh   = [&](object_kind kind, const key & k, uint64_t size) {
         tier where = tier::cold;
         if (size > 0 && ram.peek(kind, k, turn, where)) {
             out.bytes_ram += size;
@@ -64,8 +82,6 @@ match catalog::lookup(const lookup_request & request) const {
         }
         coldest = std::max(coldest, where);
     };
-    const conversation * known = graph.find({ out.name_space, out.conversation });
-    bool in_conversation = false;
     const segment * previous = nullptr;
     for (const run * r = last; r != nullptr; r = r->parent) {
         if (r->p0 >= out.n_tokens) {
@@ -75,13 +91,11 @@ match catalog::lookup(const lookup_request & request) const {
         weigh(object_kind::page, r->k, r->size);
         if (r->owner != previous) {
             previous = r->owner;
-            in_conversation = in_conversation || (known != nullptr && previous->users.count(known) != 0);
             out.held.add(graph.segments.at(previous->id));
-            r->owner->looked_up = number;
         }
     }
     std::reverse(out.runs.begin(), out.runs.end());
-    if (request.folded) {
+    if (out.folded) {
         out.at = last->anchored;
         out.held.add(out.at);
         if (out.at->is_written()) {
@@ -92,7 +106,42 @@ match catalog::lookup(const lookup_request & request) const {
     }
     out.source = coldest == tier::hot  ? match_source::hot
                : coldest == tier::warm ? match_source::warm : match_source::cold;
-    out.kind   = in_conversation ? match_kind::conversation : match_kind::prefix;
+}
+
+std::vector<conversation_id> catalog::by_last_use() const {
+    std::vector<std::pair<int64_t, conversation_id>> found;
+    {
+        shared_lock guard(mu);
+        for (const auto & [id, c] : graph.conversations) {
+            found.emplace_back(c->last_used_ms, id);
+        }
+    }
+    std::sort(found.begin(), found.end(), [](const auto & a, const auto & b) { return a.first > b.first; });
+    std::vector<conversation_id> out;
+    for (const auto & [when, id] : found) {
+        out.push_back(id);
+    }
+    return out;
+}
+
+match catalog::newest_of(const conversation_id & id) const {
+    match out;
+    out.name_space   = id.first;
+    out.conversation = id.second;
+    shared_lock          guard(mu);
+    const conversation * known = graph.find(id);
+    if (known == nullptr || known->checkpoints.empty()) {
+        return out;
+    }
+    const run * last     = known->checkpoints.rbegin()->second->end;
+    const run * anchored = last;
+    while (anchored != nullptr && anchored->anchored == nullptr) {
+        anchored = anchored->parent;
+    }
+    out.folded   = anchored != nullptr; // A model that has anchors restores nowhere else.
+    last         = out.folded ? anchored : last;
+    out.n_tokens = last->p1;
+    gather(out, last);
     return out;
 }
 

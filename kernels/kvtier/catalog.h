@@ -50,6 +50,8 @@ public:
 
     // catalog.cpp: searching
     match        lookup(const lookup_request & request) const;
+    match        newest_of(const conversation_id & id) const; // what its next turn would restore; nothing: it is unknown
+    std::vector<conversation_id> by_last_use() const;         // the last used first
     void         touch(const match & m, int64_t now_ms);
     save_request plan(const plan_request & request, const std::vector<save_run> & queued) const;
 
@@ -93,6 +95,8 @@ public:
     bool forget_lost(const std::shared_ptr<anchor> & lost, const status & why, const give_up_files & give_up);
 
 private:
+    void gather(match & out, const run * last) const REQUIRES_SHARED(mu);
+
     const store_options &         options;
     ram_tier &                    ram;
     counters &                    count;

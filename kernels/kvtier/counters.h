@@ -21,6 +21,7 @@ namespace kvtier {
     X(load_failures,       "restores given up")                                         \
     X(bytes_read,          "bytes read from disk for restores")                         \
     X(bytes_from_ram,      "bytes of restores found in RAM")                            \
+    X(bytes_read_ahead,    "bytes read into RAM before anybody asked for them")         \
     X(saves,               "save requests written")                                     \
     X(runs_written,        "pages and parts of pages written")                          \
     X(runs_shared,         "pages of a save that were stored already")                  \

@@ -38,10 +38,11 @@ struct anchor_reading {
 // Everything outside of the guarded part is made before the threads begin and belongs to them afterwards, each task to the one
 // that took it. A run's data may be used once it is there.
 struct loading_work {
-    loading_work(store_rooms * rooms, const match * m) : rooms(rooms), m(m) {}
+    loading_work(store_rooms * rooms, const match * m, reading_for whom = reading_for::request) : rooms(rooms), m(m), whom(whom) {}
 
     store_rooms * const                  rooms;       // null: everything was there from the beginning
     const match * const                  m;
+    const reading_for                    whom;
     uint64_t                             turn = 0;
     loaded_state                         loaded;
     std::vector<std::shared_ptr<buffer>> into;        // by run: what is to be read
@@ -65,6 +66,7 @@ struct loading_work {
     double            seconds_read GUARDED_BY(mu)   = 0;
     double            seconds_waited GUARDED_BY(mu) = 0;
 
+    bool   is_asked_for() const { return whom == reading_for::request; }
     void   prepare();
     bool   is_cached(const read_task & task) const;
     void   begin();
@@ -81,7 +83,7 @@ status loading_work::run_task(read_task & task) {
     if (status opened = open_for(rooms->e, task, file); !opened.is_ok()) {
         return opened;
     }
-    rooms->count.bytes_read += task.bytes;
+    (is_asked_for() ? rooms->count.bytes_read : rooms->count.bytes_read_ahead) += task.bytes;
     if (task.is_anchor) {
         return read_part(*file, task, anchor.data->data() + (task.offset - m->at->payload_offset), progress);
     }
@@ -177,9 +179,9 @@ void loading_work::end() {
                 rooms->ram.put(object_kind::page, m->name_space, m->runs[i].k, loaded.runs[i].data, turn);
             }
         }
-        rooms->count.loads++;
+        rooms->count.loads += is_asked_for();
     } else {
-        rooms->count.load_failures++;
+        rooms->count.load_failures += is_asked_for();
         if (rooms->files.writing.try_lock()) {
             mutex_lock writing(rooms->files.writing, std::adopt_lock);
             rooms->files.finish_deferred();
@@ -201,12 +203,12 @@ void loading_work::prepare() {
         // A model without attention rows has runs without payload: there is nothing to read.
         loaded.runs[i] = { m->runs[i].p0, m->runs[i].p1, m->runs[i].size == 0 ? std::make_shared<buffer>(0)
                            : rooms->ram.get(object_kind::page, m->runs[i].k, turn) };
-        rooms->count.bytes_from_ram += loaded.runs[i].data != nullptr ? m->runs[i].size : 0;
+        rooms->count.bytes_from_ram += is_asked_for() && loaded.runs[i].data != nullptr ? m->runs[i].size : 0;
         there.push_back(loaded.runs[i].data != nullptr);
     }
     if (m->at != nullptr) {
         loaded.anchor = m->at->is_written() ? rooms->ram.get(object_kind::anchor, m->at->k, turn) : m->at->unwritten;
-        rooms->count.bytes_from_ram += loaded.anchor != nullptr ? m->at->payload_size : 0;
+        rooms->count.bytes_from_ram += is_asked_for() && loaded.anchor != nullptr ? m->at->payload_size : 0;
         anchor_there = loaded.anchor != nullptr;
     }
     tasks  = read_tasks(rooms->layout, *m, loaded);
@@ -335,6 +337,15 @@ status loading::wait_until_left(double seconds) {
     return work->result;
 }
 
+bool loading::wait_at_most(std::chrono::milliseconds time) {
+    const auto until = steady_clock::now() + time;
+    mutex_lock guard(work->mu);
+    while (!work->ended && steady_clock::now() < until) {
+        work->changed.wait_until(guard, until);
+    }
+    return work->ended;
+}
+
 status loading::wait() {
     mutex_lock guard(work->mu);
     while (!work->ended) {
@@ -357,6 +368,19 @@ loaded_state & loading::state() {
     return work->loaded;
 }
 
+status begin_loading(store_rooms & rooms, const match & m, reading_for whom, std::unique_ptr<loading> & out) {
+    auto work = std::make_unique<loading_work>(&rooms, &m, whom);
+    try {
+        work->prepare();
+    } catch (const std::bad_alloc &) {
+        rooms.count.load_failures += work->is_asked_for();
+        return status::exhausted("out of memory for the state of " + std::to_string(m.n_tokens) + " tokens");
+    }
+    work->begin();
+    out = std::make_unique<loading>(std::move(work));
+    return status::ok();
+}
+
 status store::begin_load(const match & m, const token * tokens, size_t n_tokens, std::unique_ptr<loading> & out) {
     if (m.n_tokens == 0 || n_tokens < m.n_tokens || m.runs.empty()) {
         return status::miss("nothing to load");
@@ -366,16 +390,7 @@ status store::begin_load(const match & m, const token * tokens, size_t n_tokens,
         rooms->count.load_failures++;
         return status::miss("the anchor at " + std::to_string(m.n_tokens) + " belongs to other tokens");
     }
-    auto work = std::make_unique<loading_work>(rooms.get(), &m);
-    try {
-        work->prepare();
-    } catch (const std::bad_alloc &) {
-        rooms->count.load_failures++;
-        return status::exhausted("out of memory for the state of " + std::to_string(m.n_tokens) + " tokens");
-    }
-    work->begin();
-    out = std::make_unique<loading>(std::move(work));
-    return status::ok();
+    return begin_loading(*rooms, m, reading_for::request, out);
 }
 
 status store::load(const match & m, const token * tokens, size_t n_tokens, loaded_state & out) {

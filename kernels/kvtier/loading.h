@@ -7,6 +7,7 @@
 #include "kvtier/search.h"
 #include "kvtier/status.h"
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 namespace kvtier {
 
 struct loading_work;
+struct store_rooms;
 
 class loading {
 public:
@@ -39,6 +41,9 @@ public:
     // Waits until what is left will have come in `seconds`, as far as can be told. It is not ok when reading failed.
     status wait_until_left(double seconds);
 
+    // False: it has not ended within this time.
+    bool wait_at_most(std::chrono::milliseconds time);
+
     // Waits for the end. Anything but ok means that some of it could not be read or is damaged, and has left the catalog.
     status wait();
 
@@ -49,5 +54,11 @@ public:
 private:
     std::unique_ptr<loading_work> work;
 };
+
+// Who will use what is read.
+enum class reading_for : uint8_t { request, nobody_yet };
+
+// Both must outlive it.
+status begin_loading(store_rooms & rooms, const match & m, reading_for whom, std::unique_ptr<loading> & out);
 
 } // namespace kvtier

@@ -21,6 +21,7 @@
 #include "kvtier/status.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -162,6 +163,10 @@ public:
 
     // Tells the kernel to read ahead what load will want.
     void prefetch(const match & m);
+
+    // Reads into RAM what was used last, most recent first, until half of the RAM is taken. It returns when that is done or `over`
+    // says so.
+    void read_ahead(const std::atomic<bool> & over);
 
     // Counts a restore that was used: its objects become hot.
     void touch(const match & m);

@@ -101,6 +101,10 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
           "makes needless is never written (default: 5; 0 writes at once)",
           [](common_params & params, const std::string & value) { params.cache_ssd.settle_seconds = parse_seconds(value); } },
         "LLAMA_ARG_CACHE_SSD_SETTLE");
+    add({ { "--cache-ssd-read-ahead" }, "on|off",
+          "whether what was used last is read into RAM after the start, until the first request comes (default: on)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.read_ahead = parse_switch(value); } },
+        "LLAMA_ARG_CACHE_SSD_READ_AHEAD");
     add({ { "--max-concurrent-per-user" }, "N",
           "requests of one user served or waiting at a time, more are answered with 429 (default: 0, no limit)",
           [](common_params & params, int value) { params.cache_ssd.max_concurrent_per_user = parse_count(value, 0); } },

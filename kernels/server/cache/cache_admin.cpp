@@ -107,6 +107,7 @@ common_json cache_admin::describe() const {
         { "draft",       stores.draft != nullptr },
         { "takes_state", stores.target->takes_beside() ? "beside" : "at_once" },
         { "puts_state", stores.target->puts_beside() ? "beside" : "at_once" },
+        { "reading_ahead", ahead.is_under_way() },
         { "speed",       {
             { "disk_bytes_per_s",  measured_speeds.disk.get() },
             { "copy_bytes_per_s",  measured_speeds.copy.get() },

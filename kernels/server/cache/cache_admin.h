@@ -6,6 +6,7 @@
 
 #include "server/cache/cache_stores.h"
 #include "server/cache/prompt_reader.h"
+#include "server/cache/reading_ahead.h"
 #include "server/cache/removal.h"
 #include "server/cache/request_log.h"
 #include "server/cache/request_totals.h"
@@ -24,8 +25,8 @@ namespace llama_run {
 class cache_admin {
 public:
     cache_admin(cache_stores & stores, slot_board & board, prompt_reader & reader, server_queue & queue, const speeds & measured_speeds,
-                const waited & times, bool metadata_users) :
-        stores(stores), board(board), reader(reader), queue(queue), measured_speeds(measured_speeds), times(times),
+                const waited & times, const reading_ahead & ahead, bool metadata_users) :
+        stores(stores), board(board), reader(reader), queue(queue), measured_speeds(measured_speeds), times(times), ahead(ahead),
         metadata_users(metadata_users) {}
 
     request_totals totals;   // of finished requests
@@ -52,6 +53,7 @@ private:
     server_queue &  queue;
     const speeds &  measured_speeds;
     const waited &  times;
+    const reading_ahead & ahead;
     const bool      metadata_users; // whether metadata.user_id tells users apart
 };
 

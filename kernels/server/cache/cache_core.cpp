@@ -44,7 +44,14 @@ status cache_core::open(const common_params & params, llama_context * target, ll
                                                        made->stores.target->folded());
     made->reader = std::make_unique<prompt_reader>(made->stores, made->measured, queue);
     made->admin_ = std::make_unique<cache_admin>(made->stores, made->board, *made->reader, queue, made->measured,
-                                                 made->times, params.cache_ssd.metadata_users);
+                                                 made->times, made->ahead, params.cache_ssd.metadata_users);
+    if (params.cache_ssd.read_ahead) {
+        std::vector<kvtier::store *> all;
+        for (sequence_store * store : made->stores.all()) {
+            all.push_back(&store->store());
+        }
+        made->ahead.begin(std::move(all));
+    }
     out = std::move(made);
     return status::ok();
 }
@@ -59,6 +66,7 @@ void cache_core::give_up_batches_when_stopping() {
 }
 
 void cache_core::close() {
+    ahead.stop();
     if (reader) {
         reader->stop();
         stores.close();
@@ -70,6 +78,7 @@ void cache_core::close() {
 //
 
 std::shared_ptr<cache_ticket> cache_core::make_ticket(const server_task & task, const std::string & user) {
+    ahead.end();
     auto ticket = std::make_shared<cache_ticket>(user);
     ticket->core  = shared_from_this();
     ticket->scope = scopes.of_request(user, task.params);

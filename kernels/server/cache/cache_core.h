@@ -11,6 +11,7 @@
 #include "server/cache/cache_stores.h"
 #include "server/cache/cache_ticket.h"
 #include "server/cache/prompt_reader.h"
+#include "server/cache/reading_ahead.h"
 #include "server/cache/shared_prefixes.h"
 #include "server/cache/slot_board.h"
 #include "server/cache/speeds.h"
@@ -138,6 +139,7 @@ private:
     speeds                         measured;
     mutable waited                 times;
     cache_stores                   stores;
+    reading_ahead                  ahead;  // uses the stores
     slot_board                     board;
     std::unique_ptr<shared_prefixes> prefixes; // there once the stores are open
     std::unique_ptr<prompt_reader> reader; // uses the stores; there once they are open

@@ -1,0 +1,28 @@
+// What was used last is in RAM again before somebody asks for it: a restart should feel like none.
+#include "kvtier/loading.h"
+#include "kvtier/store_rooms.h"
+
+#include <chrono>
+
+namespace kvtier {
+
+// Whoever says that it is over waits so long at most for the disk to be free.
+static constexpr std::chrono::milliseconds patience{ 5 };
+
+void store::read_ahead(const std::atomic<bool> & over) {
+    const uint64_t most = rooms->ram.budget() / 2; // The other half is for what comes.
+    for (const conversation_id & id : rooms->known.by_last_use()) {
+        const match m = rooms->known.newest_of(id);
+        if (m.bytes_disk == 0 || rooms->ram.bytes() + m.bytes_disk > most) {
+            continue; // It is there already, or a smaller one may fit.
+        }
+        std::unique_ptr<loading> reading;
+        if (over || !begin_loading(*rooms, m, reading_for::nobody_yet, reading).is_ok()) {
+            return;
+        }
+        while (!over && !reading->wait_at_most(patience)) {
+        }
+    }
+}
+
+} // namespace kvtier
