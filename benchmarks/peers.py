@@ -32,6 +32,7 @@ STOP_SECONDS = 120
 SAVE_SECONDS = 600  # a state has at least so long to be written or read back
 # Turns follow each other without a pause here. Every one is kept, so that no clock decides what is found again.
 AT_ONCE = ("--cache-ssd-settle", "0")
+READ_AHEAD = "--cache-ssd-read-ahead"
 SLOW_BYTES_PER_S = 20e6  # a slower disk is not worth a cache
 WARM_UP = "Count from one to ten, slowly, and say nothing else. " * 4
 SHOWN_LINES = 8
@@ -222,6 +223,7 @@ class Server(_Client):
     port: int = 0  # 0 stands for any that is free
     environment: dict[str, str] = field(default_factory=dict)
     cache: Path | None = None  # the folder of the SSD cache
+    reads_ahead: bool = False  # after the start, what was used last
     chat_template: Path | None = None
     process: subprocess.Popen[bytes] | None = None
     can_restart: bool = True
@@ -247,9 +249,12 @@ class Server(_Client):
             address=Address(port=self.port),
             cache=str(self.cache) if self.cache else None,
             chat_template=self.chat_template,
-            extra=(*(AT_ONCE if self.cache else ()), *self.flags),
+            extra=(*self._cache_flags(), *self.flags),
         )
         return server_command(settings)
+
+    def _cache_flags(self) -> tuple[str, ...]:
+        return (*AT_ONCE, READ_AHEAD, "on" if self.reads_ahead else "off") if self.cache else ()
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,12 @@ from benchmarks.records import AgentResult, Case, ChatResult, FleetResult, LoadR
 COLOURS = ("#1f77b4", "#d95f02", "#7f7f7f", "#2ca02c", "#9467bd", "#8c564b")
 SIZE = (7.2, 4.2)
 # A phase has a name, an opacity and a hatching; colours tell the servers apart.
-LOOKS = {"cold": ("cold", 0.4, ""), "warm": ("after a restart", 1.0, ""), "ram": ("from RAM", 0.7, "//")}
+LOOKS = {
+    "cold": ("cold", 0.4, ""),
+    "warm": ("after a restart", 1.0, ""),
+    "ahead": ("after a restart, read ahead", 0.85, ".."),
+    "ram": ("from RAM", 0.7, "//"),
+}
 
 
 HOW_TO_GET = "`./llama-run --version` installs matplotlib in a clone, `pip install 'llama-run[plot]'` elsewhere"

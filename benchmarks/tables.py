@@ -81,7 +81,7 @@ def of_result(result: Any) -> list[Table]:
 
 
 def _restart(result: RestartResult) -> list[Table]:
-    columns = ("size", "server", "tokens", "cold", "warm", "spread", SHORTER, *LIMITS, "RAM", "x limit")
+    columns = ("size", "server", "tokens", "cold", "warm", "spread", SHORTER, *LIMITS, "RAM", "x limit", "read ahead")
     rows: list[tuple[str, ...]] = []
     for case in result.get("cases", []):
         for name, peer in case["peers"].items():
@@ -103,6 +103,7 @@ def _restart(result: RestartResult) -> list[Table]:
                     _multiple(peer, "warm_times_run_limit"),
                     _median(times, "ram"),
                     _multiple(peer, "ram_times_limit"),
+                    _median(times, "ahead"),
                 )
             )
     return [Table("time to the first token, cold and after a restart", columns, rows, words=2)]

@@ -3,7 +3,9 @@
 - cold: a fresh server with an empty cache;
 - again: the same prompt at once, from the slot, as the answer of a process that never stopped;
 - warm: the server was stopped and started, and what it has stored is not in the page cache;
-- ram: another prompt took the slot in between, and nothing was restarted.
+- ram: another prompt took the slot in between, and nothing was restarted;
+- ahead: our server was stopped and started once more, and nobody asked before it had read what was used last. In the
+  other phases it reads nothing by itself.
 
 A server that is not ours to restart is asked twice instead, with a new prompt each round.
 """
@@ -14,13 +16,14 @@ import contextlib
 import os
 import shutil
 import statistics
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import OURS, ROOM_TOKENS, SIZES, UPSTREAM, Bench
 from benchmarks.limits import eval_ms, read_part, restore_limit_ms, scratch_file, speed_of
-from benchmarks.peers import Answer, Peer, Server
+from benchmarks.peers import Answer, Peer, PeerError, Server
 from benchmarks.progress import RunProgress
 from benchmarks.records import (
     Case,
@@ -38,7 +41,7 @@ from pyrun.errors import UserError
 
 NAME = "restart"
 ANSWER_TOKENS = 128
-PHASES = ("cold", "warm", "ram")
+PHASES = ("cold", "warm", "ram", "ahead")
 # Which multiples of its limit a phase has, and what the median over the rounds is called.
 MULTIPLES: tuple[tuple[str, Multiple, MultipleOfPhase], ...] = (
     ("warm", "times_limit", "warm_times_limit"),
@@ -47,6 +50,7 @@ MULTIPLES: tuple[tuple[str, Multiple, MultipleOfPhase], ...] = (
 )
 # For models that go on at anchors only, the last one is this many tokens before the prompt's end at most.
 ANCHOR_TOKENS = 4
+READING_SECONDS = 600
 LEAST_TWIN = 16 << 20  # fewer bytes are read before a clock can tell
 
 
@@ -76,7 +80,7 @@ def fitting(bench: Bench, ctx: int) -> list[str]:
 
 
 def plan(bench: Bench, ctx: int) -> float:
-    """There are answers cold, warm and from RAM; only upstream evaluates the prompt twice."""
+    """There is an answer for each phase; only upstream evaluates the prompt twice."""
     options = bench.options
     answers = len(PHASES) * tokens_of(bench) * RunProgress.ANSWER_TOKEN
     sizes = [size_of(size) for size in fitting(bench, ctx)]
@@ -161,8 +165,35 @@ def _round(bench: Bench, result: Result, case: Case, peer: Peer, turn: int) -> N
     for phase, answer in (("warm", warm), ("ram", ram)):
         _compare(result, peer, f"{size}, {phase}", cold.text, entry["again_text"], answer.text)
     if peer.name == OURS:
-        _check(result, size, warm, ram, bench.stats(peer, f"{size} end {turn + 1}"))
+        ahead = _ahead(bench, result, peer, lambda: ask("ahead"))
+        _compare(result, peer, f"{size}, ahead", cold.text, entry["again_text"], ahead.text)
+        _check(result, size, warm, ram, ahead, bench.stats(peer, f"{size} end {turn + 1}"))
     peer.stop()
+
+
+def _ahead(bench: Bench, result: Result, peer: Peer, ask: Callable[[], Answer]) -> Answer:
+    """Asks after a restart that nobody was in a hurry with."""
+    peer.stop()
+    bench.forget(result, peer)
+    if isinstance(peer, Server):
+        peer.reads_ahead = True
+    try:
+        peer.start()
+        if isinstance(peer, Server):
+            _wait_for_reading(peer)
+        peer.warm_up()
+        return ask()
+    finally:
+        if isinstance(peer, Server):
+            peer.reads_ahead = False
+
+
+def _wait_for_reading(server: Server) -> None:
+    deadline = time.monotonic() + READING_SECONDS
+    while server.get("/cache")["reading_ahead"]:
+        if time.monotonic() > deadline:
+            raise PeerError(f"{server.name} still reads after {READING_SECONDS} s", f"its log is {server.log}")
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -231,11 +262,12 @@ def _around(text: str, at: int) -> str:
     return repr(text[max(0, at - 12) : at + 12])
 
 
-def _check(result: Result, size: str, warm: Answer, ram: Answer, stats: dict[str, Any]) -> None:
+def _check(result: Result, size: str, warm: Answer, ram: Answer, ahead: Answer, stats: dict[str, Any]) -> None:
     """Notes where our reuse is not what the store promised."""
     allowed = ANCHOR_TOKENS if stats["restores_at"] == "anchors" else 1
     damaged = sum(stats["damaged"].values())
-    for phase, answer, sources in (("warm", warm, ("cold",)), ("ram", ram, ("hot", "warm"))):
+    in_ram = ("hot", "warm")
+    for phase, answer, sources in (("warm", warm, ("cold",)), ("ram", ram, in_ram), ("ahead", ahead, in_ram)):
         if answer.miss == "recompute_faster":
             result["notes"].append(f"{size}, {phase}: evaluated again, because that is faster than reading it")
         elif answer.evaluated > allowed or answer.source not in sources:

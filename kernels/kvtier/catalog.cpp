@@ -124,7 +124,10 @@ std::vector<conversation_id> catalog::by_last_use() const {
     return out;
 }
 
-match catalog::newest_of(const conversation_id & id) const {
+// A turn leaves so much folded state: before its question, before its answer, and at its end.
+static constexpr size_t anchors_of_turn = 3;
+
+match catalog::next_restore(const conversation_id & id, size_t below) const {
     match out;
     out.name_space   = id.first;
     out.conversation = id.second;
@@ -133,15 +136,21 @@ match catalog::newest_of(const conversation_id & id) const {
     if (known == nullptr || known->checkpoints.empty()) {
         return out;
     }
-    const run * last     = known->checkpoints.rbegin()->second->end;
-    const run * anchored = last;
-    while (anchored != nullptr && anchored->anchored == nullptr) {
-        anchored = anchored->parent;
+    const checkpoint & newest    = *known->checkpoints.rbegin()->second;
+    const run *        last      = nullptr;
+    size_t             n_anchors = 0;
+    for (const run * r = newest.end; r != nullptr && last == nullptr; r = r->parent) {
+        const bool wanted = r->anchored != nullptr && (n_anchors++ < anchors_of_turn || r->p1 == newest.n_static);
+        last = wanted && r->p1 < below ? r : nullptr;
     }
-    out.folded   = anchored != nullptr; // A model that has anchors restores nowhere else.
-    last         = out.folded ? anchored : last;
-    out.n_tokens = last->p1;
-    gather(out, last);
+    out.folded = n_anchors > 0;
+    if (!out.folded && newest.end->p1 < below) {
+        last = newest.end;
+    }
+    if (last != nullptr) {
+        out.n_tokens = last->p1;
+        gather(out, last);
+    }
     return out;
 }
 

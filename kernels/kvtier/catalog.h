@@ -50,8 +50,12 @@ public:
 
     // catalog.cpp: searching
     match        lookup(const lookup_request & request) const;
-    match        newest_of(const conversation_id & id) const; // what its next turn would restore; nothing: it is unknown
-    std::vector<conversation_id> by_last_use() const;         // the last used first
+
+    // What is likely to be restored next of a conversation: to go on with it, to ask or answer its last question again, or to begin
+    // another one as it began. The longest first, each shorter than `below`; rows alone are one. No tokens: there is no more.
+    match                        next_restore(const conversation_id & id, size_t below) const;
+    std::vector<conversation_id> by_last_use() const; // the last used first
+
     void         touch(const match & m, int64_t now_ms);
     save_request plan(const plan_request & request, const std::vector<save_run> & queued) const;
 

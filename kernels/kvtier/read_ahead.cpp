@@ -12,15 +12,17 @@ static constexpr std::chrono::milliseconds patience{ 5 };
 void store::read_ahead(const std::atomic<bool> & over) {
     const uint64_t most = rooms->ram.budget() / 2; // The other half is for what comes.
     for (const conversation_id & id : rooms->known.by_last_use()) {
-        const match m = rooms->known.newest_of(id);
-        if (m.bytes_disk == 0 || rooms->ram.bytes() + m.bytes_disk > most) {
-            continue; // It is there already, or a smaller one may fit.
-        }
-        std::unique_ptr<loading> reading;
-        if (over || !begin_loading(*rooms, m, reading_for::nobody_yet, reading).is_ok()) {
-            return;
-        }
-        while (!over && !reading->wait_at_most(patience)) {
+        match m = rooms->known.next_restore(id, SIZE_MAX);
+        for (; m.n_tokens > 0; m = rooms->known.next_restore(id, m.n_tokens)) {
+            if (m.bytes_disk == 0 || rooms->ram.bytes() + m.bytes_disk > most) {
+                continue; // It is there already, or a smaller one may fit.
+            }
+            std::unique_ptr<loading> reading; // It ends before the match that it reads.
+            if (over || !begin_loading(*rooms, m, reading_for::nobody_yet, reading).is_ok()) {
+                return;
+            }
+            while (!over && !reading->wait_at_most(patience)) {
+            }
         }
     }
 }

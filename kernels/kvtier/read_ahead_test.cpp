@@ -68,6 +68,29 @@ TEST(the_last_used_comes_first_and_takes_half_of_the_ram) {
     CHECK(read_for(*s, m, talk(0)) > 0);
 }
 
+TEST(the_last_question_can_be_asked_again_and_another_conversation_begun) {
+    fault_env disk;
+    model     m;
+    m.folded_size = 3000;
+    const std::vector<token> tokens = random_tokens(1, 200);
+    constexpr uint32_t       n_static = 20;
+    {
+        const auto s = open(disk, m.options());
+        CHECK(m.save(*s, tokens, n_static, true, { n_static, 60, 100, 150 }).is_ok());
+    }
+    store_options o = m.options();
+    o.ram_bytes = 1 << 20;
+    const auto        s = open(disk, o);
+    std::atomic<bool> over{ false };
+    s->read_ahead(over);
+    for (const uint32_t at : { 200u, 150u, 100u, n_static }) {
+        const match found = m.lookup(*s, { tokens.begin(), tokens.begin() + at });
+        CHECK(found.n_tokens == at);
+        CHECK(found.source == match_source::hot);
+    }
+    CHECK(m.lookup(*s, { tokens.begin(), tokens.begin() + 60 }).source == match_source::cold); // a turn that is over
+}
+
 TEST(a_request_ends_it) {
     // It comes while the first file is being opened.
     class asked_disk : public fault_env {

@@ -53,5 +53,9 @@ class Scripted(Server):
     def warm_up(self) -> None:
         pass
 
+    def get(self, path: str) -> dict[str, Any]:
+        assert path == "/cache"
+        return {"reading_ahead": False}
+
     def chat(self, messages: Sequence[Message], max_tokens: int, **extra: object) -> Answer:
         return self.answers.pop(0)

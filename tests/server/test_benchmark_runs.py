@@ -70,6 +70,7 @@ def test_a_quick_run_succeeds(tmp_path: Path) -> None:
         ours, theirs = case["peers"]["llama-run"], case["peers"]["upstream"]
         assert ours["rounds"][0]["warm"]["evaluated"] <= 4 < theirs["rounds"][0]["warm"]["evaluated"]
         assert ours["rounds"][0]["warm"]["source"] == "cold" and ours["rounds"][0]["ram"]["source"] == "hot"
+        assert ours["rounds"][0]["ahead"]["source"] == "hot" and ours["rounds"][0]["ahead"]["bytes_read"] == 0
         assert ours["warm_times_limit"] > 0
         assert "ram_times_limit" not in ours  # copies as small as a toy's do not tell how fast large ones are
     turns = scenarios["agent"]["peers"]

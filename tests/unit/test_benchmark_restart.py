@@ -20,21 +20,25 @@ from benchmarks.scenarios import restart
 from benchmarks.stats import summarise
 from pyrun.errors import UserError
 
+HOT = answer(source="hot")
 STATS = {"restores_at": "any_token", "damaged": {"bad_checksum": 2, "truncated": 0}}
 
 
 @pytest.mark.parametrize(
-    ("warm", "ram", "problems", "notes"),
+    ("warm", "ram", "ahead", "problems", "notes"),
     [
-        (answer(), answer(source="hot"), 0, 0),
-        (answer(evaluated=100, reused=0, source="none", miss="corrupt"), answer(source="hot"), 1, 0),
-        (answer(evaluated=100, reused=0, source="none", miss="recompute_faster"), answer(source="warm"), 0, 1),
-        (answer(source="slot"), answer(evaluated=2, source="cold"), 2, 0),
+        (answer(), HOT, HOT, 0, 0),
+        (answer(evaluated=100, reused=0, source="none", miss="corrupt"), HOT, HOT, 1, 0),
+        (answer(evaluated=100, reused=0, source="none", miss="recompute_faster"), answer(source="warm"), HOT, 0, 1),
+        (answer(source="slot"), answer(evaluated=2, source="cold"), HOT, 2, 0),
+        (answer(), HOT, answer(source="cold"), 1, 0),
     ],
 )
-def test_reuse_that_was_not_promised_is_invalid(warm: Answer, ram: Answer, problems: int, notes: int) -> None:
+def test_reuse_that_was_not_promised_is_invalid(
+    warm: Answer, ram: Answer, ahead: Answer, problems: int, notes: int
+) -> None:
     result = new_result("restart", {})
-    restart._check(result, "small", warm, ram, STATS)
+    restart._check(result, "small", warm, ram, ahead, STATS)
     assert (len(result["problems"]), len(result["notes"])) == (problems, notes)
     assert verdict(result) == ("invalid" if problems else "running")
     if problems == 1:
@@ -72,7 +76,7 @@ STATS_OF_A_CACHE: dict[str, Any] = {
 
 
 def play_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *answers: Answer) -> Result:
-    """One round of `restart` with these answers: cold, again, warm, from RAM."""
+    """One round of `restart` with these answers: cold, again, warm, from RAM, read ahead."""
     bench = bench_of(tmp_path)
     monkeypatch.setattr(bench, "calibrate", lambda peer: None)
     monkeypatch.setattr(bench, "stats", lambda peer, label, flush=False: STATS_OF_A_CACHE)
@@ -102,7 +106,7 @@ def test_answer_of_a_round_is_compared_with_the_cold_one(
 ) -> None:
     monkeypatch.setattr(restart, "LEAST_TWIN", limits.CHUNK)
     again, warm = answer(source="slot", text="one two"), answer(text="one two")
-    result = play_round(monkeypatch, tmp_path, cold, again, warm, ram)
+    result = play_round(monkeypatch, tmp_path, cold, again, warm, ram, answer(source="hot", text="one two"))
     assert len(result["problems"]) == (1 if problem else 0)
     assert problem is None or problem in result["problems"][0]
 
