@@ -5,6 +5,7 @@
 
 #include "log.h"
 
+#include <chrono>
 #include <utility>
 
 namespace llama_run {
@@ -31,6 +32,9 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     params.cache_ram_mib    = 0;
     params.cache_idle_slots = false;
     open_ = std::move(made);
+    if (!sweeping) {
+        sweeping = std::make_unique<sweeper>([this] { sweep(); }, std::chrono::seconds(params.cache_ssd.sweep_seconds));
+    }
     LOG_INF("cache: on, in %s\n", params.cache_ssd.path.c_str());
 }
 
@@ -53,6 +57,20 @@ void state_cache::close() {
 std::shared_ptr<cache_core> state_cache::core() const {
     kvtier::mutex_lock guard(mu);
     return open_;
+}
+
+// A server that sleeps has closed its cache, and is left alone: what expires meanwhile goes when it wakes.
+void state_cache::sweep() const {
+    server_queue * known = nullptr;
+    {
+        kvtier::mutex_lock guard(mu);
+        known = queue;
+    }
+    const auto held = known->awake.hold(); // It comes before the question whether it sleeps.
+    const auto c    = known->is_sleeping() ? nullptr : core();
+    if (c) {
+        c->admin().sweep();
+    }
 }
 
 std::shared_ptr<void> state_cache::wake() const {
@@ -98,6 +116,9 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
         return nullptr;
     }
     say_model(body);
+    if (!options.path.empty()) {
+        made->conversation = conversation_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC);
+    }
     const bool chat = api != TASK_RESPONSE_TYPE_NONE && api != TASK_RESPONSE_TYPE_OAI_CMPL;
     if (chat && !options.path.empty()) {
         made->stable = body.contains(stable_field) ? static_cast<uint8_t>(body.at(stable_field).get<int>()) : uint8_t(0);
@@ -120,7 +141,7 @@ void state_cache::arrive(server_task & task, const admission & from) const {
     if (const auto c = core()) {
         c->arrive(task, from);
     } else {
-        task.cache = std::make_shared<cache_ticket>(from.user); // should the cache be there when its turn comes
+        task.cache = std::make_shared<cache_ticket>(from.user, from.conversation); // should the cache be there when its turn comes
     }
 }
 
@@ -236,6 +257,12 @@ bool state_cache::remove_conversation(const std::string & user, uint64_t hash, u
 bool state_cache::remove_user(const std::string & user, uint64_t & bytes_freed) const {
     const auto c = core();
     return c && c->admin().remove_user(user, bytes_freed);
+}
+
+kvtier::status state_cache::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change,
+                                 common_json & out) const {
+    const auto c = core();
+    return c ? c->admin().keep(user, hash, change, out) : kvtier::status::miss(off_because());
 }
 
 } // namespace llama_run
