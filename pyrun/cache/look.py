@@ -25,6 +25,10 @@ class Conversation:
     backend: str
     created_ms: int
     last_used_ms: int
+    title: str = ""  # the user's first words
+    ttl: str = "none"  # it is protected from eviction for so long after its last use
+    protected: bool = False  # whether it is, now
+    expire: str = "none"  # it is removed when nobody has used it for so long
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,16 @@ def conversation_of(found: _kernels.Conversation) -> Conversation:
     return Conversation(
         hash=f"{found.hash:016x}",
         user=found.name_space.hex() if any(found.name_space) else None,
+        title=found.title,
         turns=found.turns,
         tokens=found.n_tokens,
         bytes_own=found.bytes_own,
         bytes_shared=found.bytes_shared,
         tier=found.tier,
         hits=found.hits,
+        ttl=found.ttl,
+        protected=found.is_protected,
+        expire=found.expire,
         backend=found.backend,
         created_ms=found.created_ms,
         last_used_ms=found.last_used_ms,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import psutil
 
 from pyrun import _kernels, console
+from pyrun.cache.change import whole_hash
 from pyrun.cache.folder import Model, Visited
 from pyrun.cache.look import CacheStats, Conversation, Listing, Stats
 from pyrun.errors import UserError
@@ -72,6 +74,21 @@ def _conversation(told: dict[str, Any]) -> Conversation:
     """A server lists what has no user; what else it may say is not shown here."""
     names = {field.name for field in fields(Conversation)}
     return Conversation(**{"user": None} | {name: value for name, value in told.items() if name in names})
+
+
+def keep_on_server(
+    url: str, hashes: Sequence[str], ttl: str | None, expire: str | None, key: str | None = None
+) -> list[Conversation]:
+    """Does as change.keep, for conversations that the server lists."""
+    stored = [one["hash"] for one in ask(url, "/cache/conversations", key)["conversations"]]
+    life = {name: value for name, value in (("ttl", ttl), ("expire", expire)) if value is not None}
+    kept = []
+    for wanted in hashes:
+        name = whole_hash(wanted, stored)
+        if name is None:
+            raise UserError(f"{url} has no conversation {wanted}", f"`llama-run cache ls --url {url}` shows them")
+        kept.append(_conversation(ask(url, f"/cache/conversations/{name}", key, post=life)))
+    return kept
 
 
 def server_stats(url: str, key: str | None = None) -> CacheStats:
