@@ -228,7 +228,8 @@ def test_keep_is_said_by_route_and_command(serve: Serve, kv: Path, capsys: pytes
     (mine,) = server.conversations()
     path = f"/cache/conversations/{mine['hash']}"
     assert server.post(path, {"ttl": "24h", "expire": "7d"}) == mine | {"ttl": "24h", "protected": True, "expire": "7d"}
-    for body in ({}, {"ttl": "2h"}, {"expire": 7}, [], {"ttl": None}):
+    wrong: list[object] = [{}, {"ttl": "2h"}, {"expire": 7}, [], {"ttl": None}]
+    for body in wrong:
         assert server.request("POST", path, body).status_code == 400, body
     assert server.request("POST", "/cache/conversations/0123456789abcdef", {"ttl": "1h"}).status_code == 404
     assert server.request("POST", f"{path}?user_id=ann", {"ttl": "1h"}).status_code == 404
