@@ -92,7 +92,8 @@ public:
     void         forget_expired(const std::vector<conversation_id> & ids, int64_t now_ms, doomed_files & out,
                                 std::vector<uint64_t> & left);
 
-    // trimming.cpp writes the file anew, if there is something to cut, and says so then. left, above: segments that may have some.
+    // trimming.cpp writes the file anew, if there is something to cut, and says so then. left, above: segments that may
+    // have some.
     cut_result   cut_unneeded(uint64_t segment, doomed_files & out);
     void         is_cut(uint64_t segment, size_t n_kept);
     eviction     next_eviction(int64_t now_ms) const;

@@ -18,8 +18,8 @@ using token = int32_t; // llama_token
 using key = std::array<uint8_t, 16>;
 
 // Which conversation a prompt belongs to decides how it is listed, limited and removed, never what of it may be reused. It has
-// the key that its client gives, or goes by its tokens through the end of the user's first message. None of it depends on the model, so
-// that the state of a draft model is found under the same name.
+// the key that its client gives, or goes by its tokens through the end of the user's first message. None of it depends
+// on the model, so that the state of a draft model is found under the same name.
 uint64_t conversation_of_key(const std::string & key);
 uint64_t conversation_through(const token * tokens, size_t n_tokens);
 

@@ -1,7 +1,8 @@
 // How long a conversation is kept, as its client or its owner asked: pure functions.
 //
 // Two things count from its last use. For its ttl a conversation is protected from eviction; when that has passed, it is the
-// first to go, but nothing goes for that alone. Unused for as long as `expire` says, it is removed, whether room is needed or not.
+// first to go, but nothing goes for that alone. Unused for as long as `expire` says, it is removed, whether room is
+// needed or not.
 #pragma once
 
 #include <cstdint>

@@ -34,8 +34,8 @@ struct object_facts {
 };
 
 // What scores higher is kept longer. Objects that several conversations share, static prefixes and what the current prompt needs
-// form a class above everything else, whatever the rest says, and what has lapsed one below; within a class, recent, often hit and
-// small ones win.
+// form a class above everything else, whatever the rest says, and what has lapsed one below; within a class, recent,
+// often hit and small ones win.
 double keep_score(const object_facts & facts);
 
 struct anchor_facts {

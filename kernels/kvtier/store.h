@@ -203,7 +203,8 @@ public:
     // Removes those of them that nobody has used since, with what belongs to no conversation and is as old.
     status remove_expired(const std::vector<conversation_id> & ids, uint64_t & bytes_freed);
 
-    // Removes what has expired and what nothing can use: quarantine, runs without a past, anchors without a run. Enforces all limits.
+    // Removes what has expired and what nothing can use: quarantine, runs without a past, anchors without a run.
+    // Enforces all limits.
     status gc(uint64_t & bytes_freed);
 
     // Reads every byte and changes nothing.

@@ -72,7 +72,8 @@ static status write_first(store_rooms & rooms, const segment & s, size_t n_runs)
                              std::move(room));
 }
 
-status trim(store_rooms & rooms, const std::vector<uint64_t> & segments, uint64_t & bytes_freed, std::set<std::string> & changed) {
+status trim(store_rooms & rooms, const std::vector<uint64_t> & segments, uint64_t & bytes_freed,
+            std::set<std::string> & changed) {
     rooms.untrimmed.insert(segments.begin(), segments.end());
     status result = status::ok();
     for (auto it = rooms.untrimmed.begin(); it != rooms.untrimmed.end();) {

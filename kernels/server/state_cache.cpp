@@ -141,7 +141,8 @@ void state_cache::arrive(server_task & task, const admission & from) const {
     if (const auto c = core()) {
         c->arrive(task, from);
     } else {
-        task.cache = std::make_shared<cache_ticket>(from.user, from.conversation); // should the cache be there when its turn comes
+        // The cache may be there when its turn comes.
+        task.cache = std::make_shared<cache_ticket>(from.user, from.conversation);
     }
 }
 

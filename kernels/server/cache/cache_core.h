@@ -72,7 +72,8 @@ private:
 
     cache_core(const common_params & params, llama_context * target, llama_context * draft, std::atomic<bool> & stopping);
 
-    std::shared_ptr<cache_ticket> make_ticket(const server_task & task, const std::string & user, const conversation_request & asked);
+    std::shared_ptr<cache_ticket> make_ticket(const server_task & task, const std::string & user,
+                                              const conversation_request & asked);
     void give_up_batches_when_stopping();
     turn & turn_of(const slot_view & slot) { return turns[static_cast<size_t>(slot.id)]; }
 

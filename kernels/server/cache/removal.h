@@ -27,7 +27,8 @@ struct removal {
     bool concerns(const sequence_scope & scope, uint64_t conversation, const std::vector<kvtier::token> & tokens) const {
         return scope.user == nobody ||
                (kvtier::user_key(scope.user) == name_space &&
-                (everything || (conversation != 0 && conversation == hash) || names(tokens, tokens.size()) || names(tokens, n_tokens)));
+                (everything || (conversation != 0 && conversation == hash) ||
+                 names(tokens, tokens.size()) || names(tokens, n_tokens)));
     }
 
 private:
