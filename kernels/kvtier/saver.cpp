@@ -213,7 +213,10 @@ status saver::save_checkpoint(const save_request & request, const key & name_spa
 
     checkpoint_record record;
     record.header       = header(request, name_space, request.folded ? format::flag_folded : 0);
-    record.conversation = conversation_hash(request.tokens.data(), n_tokens);
+    const conversation_facts & said = request.conversation;
+    record.conversation = said.hash != 0 ? said.hash : conversation_hash(request.tokens.data(), n_tokens);
+    record.n_naming     = std::min(said.n_naming, n_tokens);
+    record.title        = said.title.substr(0, format::max_title);
     record.n_tokens     = n_tokens;
     record.n_static     = std::min(request.n_static, n_tokens);
     record.roles        = request.roles;
@@ -244,7 +247,9 @@ status saver::save_checkpoint(const save_request & request, const key & name_spa
     }
     rooms.ram.begin_turn(name_space, record.turn);
     const conversation_id id = { name_space, record.conversation };
-    (void) write_uses_of(id).is_ok(); // only the ages; the checkpoint itself is safe
+    // Ages may be lost; how long it is to be kept may not. The checkpoint itself is safe.
+    const bool changed = rooms.known.change_lifetime(id, said.change);
+    (void) write_uses_of(id, changed).is_ok();
     apply_limits(rooms, name_space, &id);
     return status::ok();
 }
@@ -279,10 +284,11 @@ status saver::write_checkpoint(const checkpoint_record & record, const std::vect
     return s;
 }
 
-// This is rewritten often and easily rebuilt, so it is not synced.
+// This is rewritten often, and when things were used is easily rebuilt: it is only synced where somebody said how long the
+// conversation is to be kept.
 //
 // It goes by id, not by pointer: a reader that meets damage may make the catalog forget the conversation at any time.
-status saver::write_uses_of(const conversation_id & id) {
+status saver::write_uses_of(const conversation_id & id, bool durable) {
     index_record record;
     if (!rooms.known.uses_of(id, record)) {
         return status::ok();
@@ -294,11 +300,22 @@ status saver::write_uses_of(const conversation_id & id) {
     record.header.written_by  = rooms.options.written_by;
     const std::vector<uint8_t> bytes  = encode_index(record);
     const std::string          folder = rooms.layout.conversation(id.first, id.second);
-    const status s = write_file(folder, names::index_file, { { bytes.data(), bytes.size() } }, false);
+    status s = write_file(folder, names::index_file, { { bytes.data(), bytes.size() } }, durable);
+    if (s.is_ok() && durable) {
+        s = rooms.files.sync(folder);
+    }
     if (!rooms.known.uses_are_written(id, s.is_ok(), bytes.size()) && s.is_ok()) {
         rooms.files.remove_file(names::join(folder, names::index_file)); // the conversation has gone since
     }
     return s;
+}
+
+status saver::set_lifetime(const conversation_id & id, const lifetime_change & change) {
+    mutex_lock writing(rooms.files.writing);
+    if (!rooms.known.read([&](const object_graph & all) { return all.find(id) != nullptr; })) {
+        return status::miss("no conversation " + hex(id.second));
+    }
+    return rooms.known.change_lifetime(id, change) ? write_uses_of(id, true) : status::ok();
 }
 
 void saver::write_uses() {

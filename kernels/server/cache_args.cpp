@@ -101,6 +101,12 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
           "makes needless is never written (default: 5; 0 writes at once)",
           [](common_params & params, const std::string & value) { params.cache_ssd.settle_seconds = parse_seconds(value); } },
         "LLAMA_ARG_CACHE_SSD_SETTLE");
+    add({ { "--cache-ssd-expire" }, "DAYS", "remove conversations that nobody used for so many days; 0: never (default: 0)",
+          [](common_params & params, int value) { params.cache_ssd.expire_days = parse_count(value, 0); } },
+        "LLAMA_ARG_CACHE_SSD_EXPIRE");
+    add({ { "--cache-ssd-sweep" }, "SECONDS", "how often it is looked for conversations that have expired (default: 300)",
+          [](common_params & params, int value) { params.cache_ssd.sweep_seconds = parse_count(value, 1); } },
+        "LLAMA_ARG_CACHE_SSD_SWEEP");
     add({ { "--max-concurrent-per-user" }, "N",
           "requests of one user served or waiting at a time, more are answered with 429 (default: 0, no limit)",
           [](common_params & params, int value) { params.cache_ssd.max_concurrent_per_user = parse_count(value, 0); } },

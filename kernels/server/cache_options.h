@@ -18,6 +18,8 @@ struct cache_options {
     uint64_t    max_bytes         = 0;     // on disk; 0: a fifth of the free space, at most 64 GiB
     double      settle_seconds    = 5;     // that a conversation rests before its folded state is written
     uint64_t    ram_bytes         = 0;     // hot and warm; 0: an eighth of the machine's
+    uint32_t    expire_days       = 0;     // without use, until a conversation is removed; 0: never
+    uint32_t    sweep_seconds     = 300;   // between two looks for such conversations
     uint32_t    max_concurrent_per_user = 0; // requests; 0: no limit
     std::string user_header;               // names the user; empty: bodies do
     bool        metadata_users    = true;  // metadata.user_id of the Anthropic API separates

@@ -5,6 +5,7 @@
 
 #include "log.h"
 
+#include <chrono>
 #include <utility>
 
 namespace llama_run {
@@ -32,6 +33,9 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     params.cache_ram_mib    = 0;
     params.cache_idle_slots = false;
     open_ = std::move(made);
+    if (!sweeping) {
+        sweeping = std::make_unique<sweeper>([this] { sweep(); }, std::chrono::seconds(params.cache_ssd.sweep_seconds));
+    }
     guard.unlock();
     ahead_warmer::keeper keeper;
     keeper.stored = [this](const server_task & task, const std::string & user) {
@@ -68,6 +72,20 @@ void state_cache::close() {
 std::shared_ptr<cache_core> state_cache::core() const {
     kvtier::mutex_lock guard(mu);
     return open_;
+}
+
+// A server that sleeps has closed its cache, and is left alone: what expires meanwhile goes when it wakes.
+void state_cache::sweep() const {
+    server_queue * known = nullptr;
+    {
+        kvtier::mutex_lock guard(mu);
+        known = queue;
+    }
+    const auto held = known->awake.hold(); // It comes before the question whether it sleeps.
+    const auto c    = known->is_sleeping() ? nullptr : core();
+    if (c) {
+        c->admin().sweep();
+    }
 }
 
 std::shared_ptr<void> state_cache::wake() const {
@@ -115,6 +133,9 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
     }
     say_model(body);
     made->under_way = overflow.ahead.enter();
+    if (!options.path.empty()) {
+        made->conversation = conversation_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC);
+    }
     if (chat) {
         made->dropped = overflow.admit(made->user, headers, body);
     }
@@ -146,7 +167,8 @@ void state_cache::arrive(server_task & task, const admission & from) const {
     if (const auto c = core()) {
         c->arrive(task, from);
     } else {
-        task.cache = std::make_shared<cache_ticket>(from.user); // should the cache be there when its turn comes
+        // The cache may be there when its turn comes.
+        task.cache = std::make_shared<cache_ticket>(from.user, from.conversation);
     }
     task.cache->dropped = from.dropped;
 }
@@ -283,6 +305,12 @@ bool state_cache::remove_conversation(const std::string & user, uint64_t hash, u
 bool state_cache::remove_user(const std::string & user, uint64_t & bytes_freed) const {
     const auto c = core();
     return c && c->admin().remove_user(user, bytes_freed);
+}
+
+kvtier::status state_cache::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change,
+                                 common_json & out) const {
+    const auto c = core();
+    return c ? c->admin().keep(user, hash, change, out) : kvtier::status::miss(off_because());
 }
 
 } // namespace llama_run

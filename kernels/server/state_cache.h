@@ -19,7 +19,9 @@
 // any thread, the rest from the inference thread. open and close belong to the thread that loads the model. No exception but for lack of memory.
 #pragma once
 
+#include "server/cache/sweeper.h"
 #include "server/cache_report.h"
+#include "server/conversation.h"
 #include "server/experts/expert_view.h"
 #include "server/overflow/context_overflow.h"
 #include "server/stable_prompts.h"
@@ -68,6 +70,7 @@ struct admission {
     std::string           user;
     std::shared_ptr<void> place;
     uint8_t               stable = 0; // what was made stable: stable_prompts.h
+    conversation_request  conversation;
     context_dropped       dropped;    // from its messages: overflow/context_overflow.h
     std::shared_ptr<void> under_way;  // nothing is evaluated ahead meanwhile
 
@@ -91,8 +94,8 @@ public:
         close();
     }
 
-    // Null when the user has as many requests as allowed. Throws std::invalid_argument for a malformed user id. api: which
-    // fields of the body are upstream's and ours, and which a client wrote.
+    // Null when the user has as many requests as allowed. Throws std::invalid_argument for what user_id.h and conversation.h
+    // refuse. api: which fields of the body are upstream's and ours, and which a client wrote.
     std::shared_ptr<admission> admit(const http_headers & headers, const common_json & body, task_response_type api,
                                      const cache_options & options);
 
@@ -161,6 +164,9 @@ public:
     bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const; // false: there is none
     bool remove_user(const std::string & user, uint64_t & bytes_freed) const;
 
+    // Says how long a conversation is kept, and gives it as `conversations` lists it then. Miss: there is none.
+    kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out) const;
+
     context_overflow overflow; // with or without --cache-ssd
     expert_view      experts;  // with or without --cache-ssd: it opens and closes with the contexts, as the cache does
 
@@ -170,6 +176,7 @@ private:
     int                         choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const;
     std::shared_ptr<cache_core> core() const;
     void                        say_model(const common_json & body);
+    void                        sweep() const;
 
     user_gate                   gate;
     tool_watch                  tools;
@@ -184,6 +191,7 @@ private:
     std::string                 path GUARDED_BY(mu);            // of the cache's folder then
     std::string                 why_off GUARDED_BY(mu) = "not asked for: start the server with --cache-ssd PATH";
     std::atomic<bool>           stopping{ false };
+    std::unique_ptr<sweeper>    sweeping; // once a cache was opened; it uses all of the above, and goes first
 };
 
 // The error that goes with status 429.
