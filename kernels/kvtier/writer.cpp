@@ -59,7 +59,7 @@ bool writer::admits(uint64_t n_bytes) {
 writer::promise writer::coming(const chain_root & root, const token * tokens, size_t n_tokens) const {
     promise best;
     mutex_lock guard(mu);
-    if (queue.empty()) {
+    if (queue.empty() || held) {
         return best;
     }
     const key wanted = root_key(root);
@@ -97,9 +97,17 @@ bool writer::wait_for(const promise & save, std::chrono::milliseconds at_most) {
     return true;
 }
 
+void writer::hold(bool on) {
+    mutex_lock guard(mu);
+    held = on;
+    changed.notify_all();
+}
+
 void writer::flush() {
     mutex_lock guard(mu);
     const uint64_t until = n_queued;
+    n_flushed = std::max(n_flushed, until);
+    changed.notify_all();
     while (n_done < until) {
         changed.wait(guard);
     }
@@ -134,7 +142,7 @@ std::string writer::last_error() const {
 void writer::run() {
     mutex_lock guard(mu);
     for (;;) {
-        while (!stopping && queue.empty()) {
+        while (!stopping && (queue.empty() || (held && n_done >= n_flushed))) {
             changed.wait(guard);
         }
         if (queue.empty()) {
