@@ -1,5 +1,6 @@
 #include "server/cache_args.h"
 
+#include "server/power/wear.h"
 #include "server/user_id.h"
 
 #include "arg.h"
@@ -39,6 +40,20 @@ static uint32_t parse_count(int value, int least) {
         throw std::invalid_argument("must be at least " + std::to_string(least));
     }
     return static_cast<uint32_t>(value);
+}
+
+static double parse_seconds(const std::string & text) {
+    size_t end     = 0;
+    double seconds = -1;
+    try {
+        seconds = std::stod(text, &end);
+    } catch (const std::exception &) {
+        // end is 0: refused below
+    }
+    if (end != text.size() || !(seconds >= 0 && seconds < 1e9)) {
+        throw std::invalid_argument("'" + text + "' is not a number of seconds");
+    }
+    return seconds;
 }
 
 static bool parse_switch(const std::string & text) {
@@ -82,10 +97,27 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
     add({ { "--cache-ssd-ram" }, "SIZE", "RAM for hot and warm state, like 2G (default: an eighth of the machine's)",
           [](common_params & params, const std::string & value) { params.cache_ssd.ram_bytes = parse_size(value); } },
         "LLAMA_ARG_CACHE_SSD_RAM");
+    add({ { "--cache-ssd-write-budget" }, "SIZE",
+          "bytes written in a day at most, like 20G; beyond it only what was asked for twice is (default: no limit)",
+          [](common_params &, const std::string & value) { write_bytes_per_day = parse_size(value); } },
+        "LLAMA_ARG_CACHE_SSD_WRITE_BUDGET");
     add({ { "--max-concurrent-per-user" }, "N",
           "requests of one user served or waiting at a time, more are answered with 429 (default: 0, no limit)",
           [](common_params & params, int value) { params.cache_ssd.max_concurrent_per_user = parse_count(value, 0); } },
         "LLAMA_ARG_MAX_CONCURRENT_PER_USER");
+    add({ { "--max-queue" }, "N",
+          "requests that may wait for a slot, more are answered with 503 and Retry-After (default: -1, no limit)",
+          [](common_params & params, int value) {
+              params.cache_ssd.max_queue = value < 0 ? -1 : static_cast<int32_t>(parse_count(value, 0));
+          } },
+        "LLAMA_ARG_MAX_QUEUE");
+    add({ { "--queue-timeout" }, "SECONDS", "how long a request may wait for a slot before it is answered with 504 (default: 0, no limit)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.queue_timeout_s = parse_seconds(value); } },
+        "LLAMA_ARG_QUEUE_TIMEOUT");
+    add({ { "--cache-ssd-warm" }, "FILE",
+          "prepare these prompts at the start, in idle time: bodies of chat requests, one JSON object per line (default: none)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.warm_file = value; } },
+        "LLAMA_ARG_CACHE_SSD_WARM");
     add({ { "--user-header" }, "NAME",
           "the header in which a proxy says whose request it is; what bodies say then counts for nothing (default: none)",
           [](common_params & params, const std::string & value) {

@@ -1,6 +1,7 @@
 #include "server/user_id.h"
 
 #include "server/stable_prompts.h"
+#include "server/warm/vendors.h"
 
 #include "kvtier/file_names.h"
 
@@ -92,6 +93,7 @@ void keep_user(const common_json & anthropic, common_json & converted) {
             converted[name] = anthropic.at(name);
         }
     }
+    keep_warm(anthropic, converted);
 }
 
 //
