@@ -21,6 +21,7 @@ from pyrun.cli.connect import connect_command
 from pyrun.cli.doctor import doctor_command
 from pyrun.cli.experts import experts_command
 from pyrun.cli.suggest import for_command, for_option
+from pyrun.cli.warm import warm_command
 from pyrun.errors import UserError
 from pyrun.home import find_home, version
 from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, HOST_VARIABLE, PORT_VARIABLE
@@ -223,6 +224,7 @@ cli.add_command(build_command)
 cli.add_command(connect_command)
 cli.add_command(doctor_command)
 cli.add_command(experts_command)
+cli.add_command(warm_command)
 
 
 def _hint(error: click.ClickException, words: list[str]) -> str | None:

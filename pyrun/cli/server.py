@@ -30,13 +30,16 @@ from pyrun.home import Home
 from pyrun.machine.backends import runtime_environment
 from pyrun.machine.describe import Machine
 from pyrun.machine.snapshot import Snapshot
+from pyrun.models.calibration import describe_starts, read_starts, remember_start, starts_of, taken_of
 from pyrun.models.default import CHAT_TEMPLATE, DEFAULT_SIZE, DESCRIPTION, default_model_path, ensure_default_model
 from pyrun.models.facts import facts_of_name
 from pyrun.models.find import Model, find_model, list_models
 from pyrun.models.look import look, see
 from pyrun.models.profile import Profile, choose_profile, read_wishes
 from pyrun.models.slow_quants import slow_on_cpu
+from pyrun.power.watch import PowerWatch
 from pyrun.server.address import Address, Key, choose_address, find_key
+from pyrun.server.ask import ask
 from pyrun.server.command import ALIAS_VARIABLE, METADATA_VARIABLE, ServerSettings, choose_cache, server_command
 from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
@@ -45,6 +48,7 @@ from pyrun.server.supervisor import State, Supervisor, Watched
 # The server gives a kind of trouble and its reason; for some kinds, more room is the remedy.
 NOT_STORING = re.compile(r"not storing \((\w+)\): (.+)")
 LACK_OF_ROOM = ("no_space", "over_budget")
+FAR_OFF = 1.25  # a model that takes so much more than expected may not fit where it should
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ def run_server(home: Home, options: ServerOptions) -> None:
     profile = _choose_profile(model, machine, options, cache)
     if options.print_profile:
         assert profile is not None
-        print_profile(profile)
+        starts = [s for s in read_starts(starts_of(home)) if (s.model, s.backend) == (model.name, options.backend)]
+        print_profile(profile, describe_starts(starts))
         return
     if not options.dry_run:
         if cache:
@@ -122,7 +127,7 @@ def run_server(home: Home, options: ServerOptions) -> None:
         if name not in os.environ:
             console.say(f"{name}={value}")
             os.environ[name] = value  # the server inherits it
-    supervise(home, settings)
+    supervise(home, settings, profile, model.name)
 
 
 def _choose_profile(model: Model, machine: Machine, options: ServerOptions, cache: str | None) -> Profile | None:
@@ -174,12 +179,23 @@ def _ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> Non
         console.say(f"built in {console.duration(result.seconds)}")
 
 
-def supervise(home: Home, settings: ServerSettings) -> None:
+def supervise(home: Home, settings: ServerSettings, profile: Profile | None = None, model: str = "") -> None:
     """Runs until Ctrl-C or SIGTERM, with one line for each thing that happens."""
     log = log_of(home.logs, settings.address.port)
     rotate(log)
     view = _View(home, settings)
-    supervisor = Supervisor(Watched(server_command(settings), f"{settings.address.url}/health", log), view, view.hear)
+    key = find_key(settings.extra, os.environ)
+    power = PowerWatch(settings.address.url, key.value if key else None, console.say)
+
+    def listen(state: State, detail: str) -> None:
+        view(state, detail)
+        if state is State.READY and settings.cache:
+            power.ready()
+            if profile is not None and profile.facts.source == "metadata":
+                _hold_against(home, settings.address.url, key.value if key else None, profile, model)
+
+    watched = Watched(server_command(settings), f"{settings.address.url}/health", log)
+    supervisor = Supervisor(watched, listen, view.hear)
 
     def stop(signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGINT:
@@ -195,8 +211,22 @@ def supervise(home: Home, settings: ServerSettings) -> None:
     try:
         supervisor.run()
     finally:
+        power.stop()
         with contextlib.suppress(OSError):  # the terminal may be gone
             view.end_wait()
+
+
+def _hold_against(home: Home, url: str, key: str | None, profile: Profile, model: str) -> None:
+    """Notes what the model really took, for --print-profile and doctor, and says so where the profile was far off."""
+    try:
+        taken = taken_of(ask(url, "/cache", key, verify=False))
+    except UserError:
+        return
+    if taken is None:
+        return
+    start = remember_start(starts_of(home), model, profile.backend, profile.need, taken)
+    if start.factor > FAR_OFF:
+        console.say(f"note: the model takes {start.factor:.1f} times the memory that was expected of it")
 
 
 class _View:

@@ -53,16 +53,24 @@ def _session(url: str, verify: bool) -> Iterator[requests.Session]:
         yield session
 
 
-def ask(url: str, path: str, key: str | None = None, *, post: object = None, verify: bool = True) -> Any:
-    """Gives what the server answers, as JSON: to GET, or to POST of `post`."""
+def ask(
+    url: str,
+    path: str,
+    key: str | None = None,
+    *,
+    post: object = None,
+    verify: bool = True,
+    patience: float | None = TIMEOUT_SECONDS,
+) -> Any:
+    """Gives what the server answers, as JSON: to GET, or to POST of `post`.
+
+    patience: seconds without a word from it; None for as long as it takes."""
     url = server_url(url)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     method = "GET" if post is None else "POST"
     try:
         with _session(url, verify) as session:
-            answer = session.request(
-                method, url.rstrip("/") + path, json=post, headers=headers, timeout=TIMEOUT_SECONDS
-            )
+            answer = session.request(method, url.rstrip("/") + path, json=post, headers=headers, timeout=patience)
     except (requests.RequestException, ValueError) as error:
         raise UserError(f"no server answers at {url}", "start one with `llama-run --server`") from error
     if answer.status_code == 401:
