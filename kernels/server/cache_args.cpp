@@ -97,10 +97,6 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
     add({ { "--cache-ssd-ram" }, "SIZE", "RAM for hot and warm state, like 2G (default: an eighth of the machine's)",
           [](common_params & params, const std::string & value) { params.cache_ssd.ram_bytes = parse_size(value); } },
         "LLAMA_ARG_CACHE_SSD_RAM");
-    add({ { "--cache-ssd-write-budget" }, "SIZE",
-          "bytes written in a day at most, like 20G; beyond it only what was asked for twice is (default: no limit)",
-          [](common_params &, const std::string & value) { write_bytes_per_day = parse_size(value); } },
-        "LLAMA_ARG_CACHE_SSD_WRITE_BUDGET");
     add({ { "--max-concurrent-per-user" }, "N",
           "requests of one user served or waiting at a time, more are answered with 429 (default: 0, no limit)",
           [](common_params & params, int value) { params.cache_ssd.max_concurrent_per_user = parse_count(value, 0); } },
@@ -146,6 +142,10 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
               }
           } },
         "LLAMA_ARG_ALLOWED_HOST");
+    add({ { "--cache-ssd-write-budget" }, "SIZE",
+          "bytes written in a day at most, like 20G; beyond it only what was asked for twice is (default: no limit)",
+          [](common_params &, const std::string & value) { write_bytes_per_day = parse_size(value); } },
+        "LLAMA_ARG_CACHE_SSD_WRITE_BUDGET");
 }
 
 } // namespace llama_run

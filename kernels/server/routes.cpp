@@ -50,12 +50,12 @@ void add_routes(const server_http_context & http, state_cache & cache, const cac
     const auto user_of = [options](const server_http_req & req, const char * param) {
         return user_of_route(req.headers, req.get_param(param), options);
     };
-    for (const char * name : { "/cache", "/v1/stats" }) {
-        http.get(name, here_or_there("GET", [&cache, user_of](const server_http_req & req) {
-            const std::string user = user_of(req, "user_id");
-            return answer(200, user.empty() ? cache.describe() : cache.describe_user(user));
-        }));
-    }
+    const route_handler stats = here_or_there("GET", [&cache, user_of](const server_http_req & req) {
+        const std::string user = user_of(req, "user_id");
+        return answer(200, user.empty() ? cache.describe() : cache.describe_user(user));
+    });
+    http.get("/cache", stats);
+    http.get("/v1/stats", stats);
     http.get("/cache/conversations", here_or_there("GET", [&cache, user_of](const server_http_req & req) {
         return with_store(cache, [&] {
             return answer(200, { { "conversations", cache.conversations(user_of(req, "user_id")) } });

@@ -20,6 +20,7 @@ state_cache::~state_cache() = default;
 
 void state_cache::open(common_params & params, llama_context * target, llama_context * draft, server_queue & queue) {
     experts.open(target);
+    planner->open(params, target, false);
     if (params.cache_ssd.path.empty()) {
         return;
     }
@@ -39,7 +40,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     // One cache in RAM is enough, and ours shares what prompts have in common.
     params.cache_ram_mib    = 0;
     params.cache_idle_slots = false;
-    planner->open(params, target);
+    planner->open(params, target, true);
     made->hold_writes(power.is_low());
     open_ = std::move(made);
     LOG_INF("cache: on, in %s\n", params.cache_ssd.path.c_str());
@@ -152,18 +153,17 @@ void state_cache::arrive(server_task & task, const admission & from) const {
     if (errand * own = errand::current()) {
         run_errand(*own, task, [&](const server_task & cut, bool all) { return c ? c->look_ahead(cut, from.user, all) : foreseen(); });
     }
+    planner->refuse_what_never_fits(task);
+    foreseen what;
+    what.prompt.n_tokens = static_cast<size_t>(task.n_tokens());
     if (c) {
         c->arrive(task, from);
-        if (from.in_line) {
-            planner->arrived(*from.in_line, task, c->foresee(*task.cache));
-        }
+        what = c->foresee(*task.cache);
     } else {
-        if (from.in_line) {
-            foreseen nothing;
-            nothing.prompt.n_tokens = static_cast<size_t>(task.n_tokens());
-            planner->arrived(*from.in_line, task, nothing);
-        }
         task.cache = std::make_shared<cache_ticket>(from.user); // should the cache be there when its turn comes
+    }
+    if (from.in_line) {
+        planner->arrived(*from.in_line, task, what);
     }
 }
 
@@ -248,10 +248,8 @@ void state_cache::replaced(const slot_view & slot) const {
 common_json state_cache::describe() const {
     if (const auto c = core()) {
         common_json out = c->admin().describe();
-        const common_json planned = planner->describe();
-        for (const auto & [name, value] : planned.items()) {
-            out[name] = value;
-        }
+        out["plan"]   = planner->describe();
+        out["memory"] = planner->describe_memory();
         if (warming_) {
             out["warm"] = warming_->describe();
         }

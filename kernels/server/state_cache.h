@@ -162,6 +162,7 @@ public:
     warmer & warming() const { return *warming_; }
     bool     wait_until_idle(const std::function<bool()> & stop) const;
     bool     is_idle() const;
+    bool     is_stopping() const { return stopping; }
     void     cancel(int id_task) const;
 
     // What POST /cache/power was told. While the battery is low nothing is written, warmed or read ahead.

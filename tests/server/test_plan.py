@@ -70,7 +70,7 @@ def test_requests_that_need_three_times_the_cells_are_all_answered_in_full(serve
     assert sum(total for total, _ in answers) >= 3 * CELLS
     assert {reason for _, reason in answers} == {"length"}
     assert all(total > 200 for total, _ in answers)
-    told = server.cache()["cells"]
+    told = server.cache()["plan"]["cells"]
     assert told["total"] == told["free"] == CELLS
 
 
@@ -99,7 +99,7 @@ def test_what_can_never_fit_is_refused_at_once_with_numbers_streams_too(serve: S
         assert error["bytes"] > error["bytes_most"] > 0 and "memory" in error["message"]
         assert "context" not in error["message"]
         assert seconds < 5, "it was evaluated"
-    assert server.cache()["cells"]["refused"] == 2 and server.cache()["requests"]["finished"] == 0
+    assert server.cache()["plan"]["cells"]["refused"] == 2 and server.cache()["requests"]["finished"] == 0
     assert not plan(server, **body)["fits"]["memory"]
 
 
@@ -111,7 +111,7 @@ def test_a_full_queue_is_503_and_the_clients_own_retry_succeeds(serve: Serve, kv
     threads = [threading.Thread(target=server.post, args=("/v1/chat/completions", long)) for _ in range(2)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: server.cache()["queue"]["waiting"] == 1, 30, "one is served and one waits")
+    wait_until(lambda: server.cache()["plan"]["queue"]["waiting"] == 1, 30, "one is served and one waits")
     for path, extra in (("/v1/chat/completions", {"stream": True}), ("/v1/messages", {})):
         refused = server.request("POST", path, long | extra)
         assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1, refused.text
@@ -121,7 +121,7 @@ def test_a_full_queue_is_503_and_the_clients_own_retry_succeeds(serve: Serve, kv
     assert answer.choices[0].message.content is not None
     for thread in threads:
         thread.join()
-    assert server.cache()["queue"]["refused_full"] >= 3
+    assert server.cache()["plan"]["queue"]["refused_full"] >= 3
 
 
 def test_a_request_that_waits_too_long_is_504(serve: Serve, kv: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_request_that_waits_too_long_is_504(serve: Serve, kv: Path) -> None:
     long: dict[str, Any] = {"messages": prompt(1, 20), "max_tokens": 400, "ignore_eos": True}
     thread = threading.Thread(target=server.post, args=("/v1/chat/completions", long))
     thread.start()
-    wait_until(lambda: server.cache()["queue"]["served"] == 1, 30, "one is served")
+    wait_until(lambda: server.cache()["plan"]["queue"]["served"] == 1, 30, "one is served")
     for stream in (False, True):
         late = server.request("POST", "/v1/chat/completions", long | {"stream": stream})
         assert late.status_code == 504 and "queue" in late.json()["error"]["message"]
@@ -139,7 +139,7 @@ def test_a_request_that_waits_too_long_is_504(serve: Serve, kv: Path) -> None:
         client.messages.create(model="any", max_tokens=4, messages=[{"role": "user", "content": "Hi"}])
     assert told.value.status_code == 504
     thread.join()  # the one that was served is not late, however long it takes
-    assert server.cache()["queue"]["waiting"] == 0
+    assert server.cache()["plan"]["queue"]["waiting"] == 0
 
 
 def test_nothing_is_counted_twice_when_clients_leave(serve: Serve, kv: Path) -> None:
@@ -148,5 +148,5 @@ def test_nothing_is_counted_twice_when_clients_leave(serve: Serve, kv: Path) -> 
     for _ in range(3):
         with pytest.raises(requests.RequestException):
             requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=0.3)
-    wait_until(lambda: server.cache()["cells"]["free"] == CELLS, 60, "cells are given back")
-    wait_until(lambda: server.cache()["queue"]["waiting"] == 0, 60, "nobody waits")
+    wait_until(lambda: server.cache()["plan"]["cells"]["free"] == CELLS, 60, "cells are given back")
+    wait_until(lambda: server.cache()["plan"]["queue"]["waiting"] == 0, 60, "nobody waits")

@@ -13,7 +13,7 @@
 
 namespace llama_run {
 
-void request_planner::open(const common_params & params, const llama_context * ctx) {
+void request_planner::open(const common_params & params, const llama_context * ctx, bool promises) {
     taken_memory taken;
     for (const auto & [buffer_type, part] : llama_get_memory_breakdown(ctx)) {
         taken.model   += part.model;
@@ -25,7 +25,7 @@ void request_planner::open(const common_params & params, const llama_context * c
         memory = taken;
     }
     const size_t n_slots = static_cast<size_t>(params.n_parallel);
-    const bool   shared  = params.kv_unified && n_slots > 1 && (llama_state_parts(ctx) & LLAMA_STATE_PART_ROWS) != 0;
+    const bool   shared  = promises && params.kv_unified && n_slots > 1 && (llama_state_parts(ctx) & LLAMA_STATE_PART_ROWS) != 0;
     const size_t n_cells = llama_n_ctx(ctx);
     // As upstream's n_ctx_slot, which is private to it.
     int32_t n_ctx = std::min<int32_t>(static_cast<int32_t>(llama_n_ctx_seq(ctx)), llama_model_n_ctx_train(llama_get_model(ctx)));
@@ -60,11 +60,14 @@ std::shared_ptr<request_line::place> request_planner::enter(const cache_options 
     return made;
 }
 
-void request_planner::arrived(request_line::place & of, const server_task & task, const foreseen & what) {
-    const size_t    n_prompt = static_cast<size_t>(task.n_tokens());
-    const cell_need need     = cells.need(n_prompt, task.params.n_predict, 1 + task.child_tasks.size());
+cell_need request_planner::need_of(const server_task & task) const {
+    return cells.need(static_cast<size_t>(task.n_tokens()), task.params.n_predict, 1 + task.child_tasks.size());
+}
+
+void request_planner::refuse_what_never_fits(const server_task & task) {
+    const cell_need need = need_of(task);
     // A prompt that is longer than the context is upstream's to refuse, in its own words.
-    if (n_prompt < cells.n_context() && !cells.can_ever_fit(need)) {
+    if (need.n_prompt < cells.n_context() && !cells.can_ever_fit(need)) {
         n_refused_never++;
         tell_instead({ 413, { { "error", {
             { "code",            413 },
@@ -80,14 +83,13 @@ void request_planner::arrived(request_line::place & of, const server_task & task
             { "bytes_most",      bytes_of(cells.n_cells()) },
         } } }, {} });
     }
-    line.arrived(of, task.id, what.prompt, predict(what));
 }
 
 bool request_planner::reserve(int id_slot, const server_task & task) {
     if (!is_cached_kind(task.type) || !task.cache) {
         return true;
     }
-    const cell_need need = cells.need(static_cast<size_t>(task.n_tokens()), task.params.n_predict, 1 + task.child_tasks.size());
+    const cell_need need = need_of(task);
     // What can never fit was refused when it arrived, or is about to be refused by upstream.
     return !cells.can_ever_fit(need) || cells.reserve(id_slot, task.id, need, task.cache);
 }
@@ -146,11 +148,6 @@ common_json request_planner::describe(const foreseen & what, int32_t n_predict, 
 
 common_json request_planner::describe() const {
     const residuals good = speeds.how_good();
-    taken_memory    taken;
-    {
-        kvtier::mutex_lock guard(mu);
-        taken = memory;
-    }
     return {
         { "predictions", {
             { "compared",      good.n },
@@ -166,8 +163,12 @@ common_json request_planner::describe() const {
             { "refused_full", n_refused_full.load() },
         } },
         { "cells",  { { "total", cells.n_cells() }, { "free", cells.n_free() }, { "refused", n_refused_never.load() } } },
-        { "memory", { { "model", taken.model }, { "context", taken.context }, { "compute", taken.compute } } },
     };
+}
+
+common_json request_planner::describe_memory() const {
+    kvtier::mutex_lock guard(mu);
+    return { { "model", memory.model }, { "context", memory.context }, { "compute", memory.compute } };
 }
 
 } // namespace llama_run

@@ -28,13 +28,18 @@ struct foreseen {
 
 class request_planner {
 public:
-    void open(const common_params & params, const llama_context * ctx);
+    // promises: whether cells are, where slots share them; else everything is upstream's.
+    void open(const common_params & params, const llama_context * ctx, bool promises);
 
     // Throws, by tell_instead, what the client is told when too many wait: 503 with Retry-After.
     std::shared_ptr<request_line::place> enter(const cache_options & options);
 
-    // Throws likewise when the request can never fit into the cells that slots share: 413.
-    void arrived(request_line::place & of, const server_task & task, const foreseen & what);
+    // Throws likewise what the client is told of a request that can never fit into the cells that slots share: 413.
+    void refuse_what_never_fits(const server_task & task);
+
+    void arrived(request_line::place & of, const server_task & task, const foreseen & what) {
+        line.arrived(of, task.id, what.prompt, predict(what));
+    }
 
     // False: cells are short, and the task waits for them.
     bool reserve(int id_slot, const server_task & task);
@@ -52,14 +57,16 @@ public:
     // What POST /cache/plan answers.
     common_json describe(const foreseen & what, int32_t n_predict, size_t n_answers) const;
 
-    // What GET /cache says of predictions, queue, cells and memory.
+    // What GET /cache says of predictions, queue and cells, and of what the model takes.
     common_json describe() const;
+    common_json describe_memory() const;
 
     request_line & requests() { return line; }
 
 private:
-    uint64_t bytes_of(size_t n_cells) const { return static_cast<uint64_t>(cell_bytes * static_cast<double>(n_cells)); }
-    forecast predict(const foreseen & what) const;
+    cell_need need_of(const server_task & task) const;
+    uint64_t  bytes_of(size_t n_cells) const { return static_cast<uint64_t>(cell_bytes * static_cast<double>(n_cells)); }
+    forecast  predict(const foreseen & what) const;
 
     struct taken_memory {
         uint64_t model   = 0;

@@ -17,11 +17,11 @@ static server_http_res_ptr warm(const state_cache & cache, const server_http_req
 }
 
 void add_warm_routes(const server_http_context & http, const state_cache & cache, const route_maker & here_or_there) {
-    for (const char * name : { "/cache/warm", "/v1/warm" }) {
-        http.post(name, here_or_there("POST", [&cache](const server_http_req & req) {
-            return with_store(cache, [&] { return warm(cache, req); });
-        }));
-    }
+    const route_handler warmed = here_or_there("POST", [&cache](const server_http_req & req) {
+        return with_store(cache, [&] { return warm(cache, req); });
+    });
+    http.post("/cache/warm", warmed);
+    http.post("/v1/warm", warmed);
 }
 
 } // namespace llama_run

@@ -136,7 +136,7 @@ void warmer::start_from(const std::string & file) {
 
 void warmer::run_file(const std::string & file) {
     while (!http.is_ready) {
-        if (stopping) {
+        if (stopping || cache.is_stopping()) {
             return;
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
