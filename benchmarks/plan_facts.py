@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
 import socket
@@ -21,6 +22,7 @@ from typing import Any
 import requests
 
 from pyrun.home import find_home
+from pyrun.server.supervisor import end_with_parent
 from toys.corpus import TEXT
 
 LEARNT = 20
@@ -38,7 +40,12 @@ class Served:
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         command = [str(binary), "--model", str(model), "--port", str(port), "--no-webui", "--cache-ssd", str(cache)]
-        self.process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            [*command, *flags],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=end_with_parent(os.getpid()),
+        )
         while True:
             try:
                 if requests.get(f"{self.url}/health", timeout=2).status_code == 200:
@@ -66,14 +73,14 @@ class Served:
             for line in r.iter_lines():
                 if not line.startswith(b"data: {"):
                     continue
-                delta = json.loads(line[6:])["choices"][0]["delta"]
-                if delta.get("content"):
-                    first = first or 1000 * (time.monotonic() - started)
-                    text += delta["content"]
+                first = first or 1000 * (time.monotonic() - started)
+                text += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
         return first, text
 
-    def evaluated(self) -> int:
-        return int(requests.get(f"{self.url}/cache", timeout=60).json()["requests"]["tokens_evaluated"])
+    def flush(self) -> int:
+        """Gives how many tokens were evaluated, once all that was answered has been counted and written."""
+        told = requests.post(f"{self.url}/cache/flush", json={}, timeout=60).json()
+        return int(told["requests"]["tokens_evaluated"])
 
 
 def main() -> None:
@@ -83,7 +90,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=60)
     options = parser.parse_args()
     rng = random.Random(7)
-    flags = ["--parallel", "2", "--ctx-size", "8192", "--no-kv-unified", "--no-warmup"]
+    flags = ["--parallel", "2", "--ctx-size", "16384", "--no-kv-unified", "--no-warmup", "--threads", "1"]
     facts: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         server = Served(options.server, options.model, Path(folder) / "kv", flags)
@@ -91,7 +98,6 @@ def main() -> None:
         system = {"role": "system", "content": words(rng, 400)}
         for number in range(options.requests):
             if number == options.requests // 2:
-                requests.post(f"{server.url}/cache/flush", json={}, timeout=60)
                 server.stop()
                 server = Served(options.server, options.model, Path(folder) / "kv", flags)
             if number % 3 == 0 or not talks:
@@ -101,9 +107,9 @@ def main() -> None:
                 talk = rng.choice(talks[-6:])
             talk.append({"role": "user", "content": words(rng, rng.choice([8, 40, 200, 500]))})
             body = {"messages": talk, "max_tokens": 4, "ignore_eos": True, "temperature": 0}
-            before = server.evaluated()
+            before = server.flush()
             said = server.plan(body)
-            if server.evaluated() != before:
+            if server.flush() != before:
                 sys.exit("a plan has evaluated something")
             took, answer = server.ask(body)
             talk.append({"role": "assistant", "content": answer})

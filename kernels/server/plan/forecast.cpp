@@ -5,15 +5,16 @@
 
 namespace llama_run {
 
+// What grows comes first: as long as little was seen, that is what the time is put down to.
 forecaster::by_bytes::features forecaster::bytes_features(uint64_t bytes) {
-    return { 1, static_cast<double>(bytes) / 1e6 };
+    return { static_cast<double>(bytes) / 1e6, 1 };
 }
 
 // Each evaluated token looks at all before it: the middle one at so many.
 forecaster::by_tokens::features forecaster::token_features(const prompt_facts & prompt) {
     const double n      = static_cast<double>(prompt.n_evaluated()) / 1e2;
     const double middle = (static_cast<double>(prompt.n_reused) + static_cast<double>(prompt.n_evaluated()) / 2) / 1e4;
-    return { 1, n, n * middle };
+    return { n, 1, n * middle };
 }
 
 forecast forecaster::predict(const prompt_facts & prompt) const {

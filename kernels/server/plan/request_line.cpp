@@ -49,12 +49,14 @@ void request_line::arrived(place & of, int id_task, const prompt_facts & prompt,
         waiting_deadlines.set(id_task, now + of.timeout);
     }
     kvtier::mutex_lock guard(mu);
+    const bool alone = served.empty() && waiting.empty();
     of.tasks.push_back(id_task);
     request & r = waiting[id_task];
+    r.alone   = alone;
     r.id_task = id_task;
     r.prompt  = prompt;
     r.said    = said;
-    r.arrived = now;
+    r.arrived = of.entered;
 }
 
 void request_line::placed(int id_task, int id_slot) {
@@ -67,7 +69,7 @@ void request_line::placed(int id_task, int id_slot) {
     request r = known->second;
     r.placed = r.began = clock::now();
     waiting.erase(known);
-    r.alone = served.empty();
+    r.alone = r.alone && served.empty();
     for (auto & [id, other] : served) {
         other.alone = false;
     }
@@ -82,7 +84,8 @@ void request_line::began(int id_slot, double restore_ms) {
         if (known == served.end()) {
             return;
         }
-        known->second.began = clock::now();
+        known->second.began      = clock::now();
+        known->second.restore_ms = restore_ms;
         prompt = known->second.prompt;
     }
     if (restore_ms > 0) {
@@ -103,7 +106,10 @@ void request_line::first_token(int id_slot, size_t n_reused) {
     }
     const auto now = clock::now();
     r.prompt.n_reused = std::min(n_reused, r.prompt.n_tokens);
-    speeds.evaluated(r.prompt, ms_between(r.began, now), r.alone);
+    // What is neither restoring nor evaluating (tokenising, handing over) grows with the prompt, too, and counts here; but not
+    // where the request has waited for others.
+    const double all = ms_between(r.arrived, now) - r.restore_ms;
+    speeds.evaluated(r.prompt, all, r.alone);
     speeds.happened(r.said, ms_between(r.arrived, now));
 }
 

@@ -39,6 +39,7 @@ public:
         friend class request_line;
 
         request_line &                  line;
+        const clock::time_point         entered = clock::now();
         const std::chrono::milliseconds timeout; // how long its tasks may wait for a slot; 0: for ever
         std::vector<int>                tasks;   // that may still wait
     };
@@ -77,6 +78,7 @@ private:
         clock::time_point arrived;
         clock::time_point placed;
         clock::time_point began;
+        double            restore_ms = 0;
         bool              alone     = true;
         bool              answering = false;
     };
