@@ -41,11 +41,11 @@ def test_a_plan_names_what_is_reused_and_evaluates_nothing(serve: Serve, kv: Pat
     assert server.cache()["requests"]["finished"] == 0
     asked = server.chat(messages)
     assert asked.prompt_size == cold["tokens"]
-    before = server.cache()["requests"]
+    before = server.flush()["requests"]
     warm = plan(server, messages=[*messages, say("assistant", asked.text), say("user", "More.")])
     told = server.chat([*messages, say("assistant", asked.text), say("user", "More.")])
     assert (told.reused, told.source) == (warm["reused"], warm["source"]) and warm["measured"]
-    assert server.cache()["requests"]["tokens_evaluated"] == before["tokens_evaluated"] + told.timings["prompt_n"]
+    assert server.flush()["requests"]["tokens_evaluated"] == before["tokens_evaluated"] + told.timings["prompt_n"]
     # The same for the other APIs, and for bodies that upstream refuses.
     system = " ".join(WORDS[:40])
     assert plan(server, system=system, messages=messages, max_tokens=5)["tokens"] > 40
