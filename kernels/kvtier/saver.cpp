@@ -56,8 +56,8 @@ file_header saver::header(const save_request & request, const key & name_space, 
     return out;
 }
 
-// What of it the day's write budget allows: up to the first page that is refused, as if the conversation had been cut there. So what
-// is stored is listed, and can be removed.
+// What of it the day's write budget allows: up to the first page that is refused, as if the conversation had been cut there. So
+// what is stored is listed, and can be removed.
 save_request saver::affordable(const save_request & request) const {
     write_budget & writes = *rooms.options.writes;
     save_request   out    = request;

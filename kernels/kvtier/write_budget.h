@@ -1,8 +1,8 @@
 // How much is written to the disk: today, this week, since the beginning, and how much may be in a day.
 //
-// A limit on size does not bound writes: state that is evicted and written again wears an SSD for as long as it is served. Beyond the
-// day's budget a page is written only if it was asked for twice, that is, if it was refused before, and at most one of them in a
-// minute. Days are those of UTC.
+// A limit on size does not bound writes: state that is evicted and written again wears an SSD for as long as it is served.
+// Beyond the day's budget a page is written only if it was asked for twice, that is, if it was refused before, and at most one
+// of them in a minute. Days are those of UTC.
 //
 // The counts are kept in a small file in the cache's folder, which is written once a minute at most and at the end: what a crash
 // can lose is a minute's.

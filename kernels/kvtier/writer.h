@@ -49,8 +49,8 @@ public:
     // Returns when that save is on disk or has failed, or false when it has done neither within this time.
     bool wait_for(const promise & save, std::chrono::milliseconds at_most);
 
-    // Nothing is written from now on, until it is allowed again, flushed or stopped: a battery is low. Requests stay in the queue, and
-    // nobody is promised anything.
+    // Nothing is written from now on, until it is allowed again, flushed or stopped: a battery is low. Requests stay in the
+    // queue, and nobody is promised anything.
     void hold(bool on);
 
     // Returns when everything that was queued before the call is on disk, or has failed.

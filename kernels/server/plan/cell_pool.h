@@ -4,8 +4,8 @@
 // grew. What does not fit now waits, and whoever came after it waits too: a small request must not overtake a large one for ever.
 // What idle slots hold counts as free: upstream clears them when cells are needed.
 //
-// An answer without a limit is promised a share, and grows beyond it while there are cells that nobody was promised. When there are
-// none it ends, as it would at the end of a context of its own.
+// An answer without a limit is promised a share, and grows beyond it while there are cells that nobody was promised. When there
+// are none it ends, as it would at the end of a context of its own.
 //
 // Where every slot has cells of its own there is nothing to promise, and everything fits.
 //
@@ -67,8 +67,8 @@ public:
         return cells == 0 || (first_waiting.expired() && n.cells() <= cells - taken());
     }
 
-    // For a request that was offered a slot. False: it waits, and for as long as `request` lives, those that came later wait behind
-    // it. A request that is put off for another reason may come again.
+    // For a request that was offered a slot. False: it waits, and for as long as `request` lives, those that came later wait
+    // behind it. A request that is put off for another reason may come again.
     bool reserve(int id_slot, int id_task, const cell_need & n, const std::shared_ptr<void> & request) {
         kvtier::mutex_lock guard(mu);
         if (cells == 0) {

@@ -23,8 +23,8 @@ errand_scope::~errand_scope() {
     own_errand = before;
 }
 
-// A user's message that begins within the last tokens is not there: the prompt is cut where its text would begin. All that is left
-// then is what any of them follows.
+// A user's message that begins within the last tokens is not there: the prompt is cut where its text would begin. All that is
+// left then is what any of them follows.
 static void end_spans_at(common_chat_msg_spans & spans, size_t n_tokens) {
     auto & all = spans.spans;
     all.erase(std::remove_if(all.begin(), all.end(), [&](const common_chat_msg_span & s) { return s.pos >= n_tokens; }), all.end());

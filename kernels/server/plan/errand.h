@@ -1,10 +1,11 @@
 // What the request that a thread is handling is for, where it is not simply to be answered.
 //
-// Planning and warming go through upstream's own handlers, so that a prompt is rendered and tokenised exactly as it will be when it
-// is asked: the handler runs until the task is complete (state_cache::arrive), and there it is looked at, or cut, instead.
+// Planning and warming go through upstream's own handlers, so that a prompt is rendered and tokenised exactly as it will be
+// when it is asked: the handler runs until the task is complete (state_cache::arrive), and there it is looked at, or cut,
+// instead.
 //
-// A refusal takes the same way back. Handlers turn every exception into 400; whoever refuses a request from within one says here what
-// the client is to be told, throws, and the answer is replaced where it leaves (error_shape.h).
+// A refusal takes the same way back. Handlers turn every exception into 400; whoever refuses a request from within one says
+// here what the client is to be told, throws, and the answer is replaced where it leaves (error_shape.h).
 #pragma once
 
 #include "server/plan/request_planner.h"

@@ -1,8 +1,9 @@
 // How long a request will take to its first token, from what earlier ones took.
 //
-// A prompt's time is that of restoring what is stored of it and of evaluating the rest. Both are fitted, with the newest measurements
-// weighing most: restoring by bytes, from RAM and from disk apart; evaluating by tokens, and by how much came before them, which
-// attention looks at. What is minimised is the relative error: an answer that is predicted to come in ten seconds may be a second off.
+// A prompt's time is that of restoring what is stored of it and of evaluating the rest. Both are fitted, with the newest
+// measurements weighing most: restoring by bytes, from RAM and from disk apart; evaluating by tokens, and by how much came
+// before them, which attention looks at. What is minimised is the relative error: an answer that is predicted to come in ten
+// seconds may be a second off.
 //
 // Thread safety: all functions may be called from any thread.
 #pragma once

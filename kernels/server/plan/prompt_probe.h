@@ -28,7 +28,8 @@ public:
     // http: with the routes of the server that it belongs to, which it must not outlive.
     explicit prompt_probe(const server_http_context & http) : http(http) {}
 
-    // n_first: the prompt's first tokens, which are looked up to the last one; 0: the whole prompt, as a request would. Throws handler_refusal.
+    // n_first: the prompt's first tokens, which are looked up to the last one; 0: the whole prompt, as a request would. Throws
+    // handler_refusal.
     errand look(const std::string & route, const http_headers & headers, const common_json & body, size_t n_first = 0) const;
 
     // Evaluates the first tokens of the prompt, own.n_keep. False when `stop` was true before they were. Throws handler_refusal.

@@ -1,4 +1,5 @@
-// Until when tasks may wait for a slot: --queue-timeout. Asked where HTTP workers wait for results, which knows tasks by their ids.
+// Until when tasks may wait for a slot: --queue-timeout. Asked where HTTP workers wait for results, which knows tasks by their
+// ids.
 //
 // Thread safety: all functions may be called from any thread.
 #pragma once

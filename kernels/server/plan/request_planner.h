@@ -2,7 +2,8 @@
 //
 // The hooks of state_cache.h call it in the order of a request: enter, arrived, reserve, placed, began, evaluated, released.
 //
-// Thread safety: reserve, may_grow, placed, began, evaluated and released belong to the inference thread, the rest may be called from any.
+// Thread safety: reserve, may_grow, placed, began, evaluated and released belong to the inference thread, the rest may be
+// called from any.
 #pragma once
 
 #include "server/cache_options.h"

@@ -12,12 +12,12 @@
 
 namespace llama_run {
 
-// The route whose bodies look like this: a prompt, Responses, Anthropic Messages, or Chat Completions. Throws std::invalid_argument for
-// what is none of them.
+// The route whose bodies look like this: a prompt, Responses, Anthropic Messages, or Chat Completions. Throws
+// std::invalid_argument for what is none of them.
 std::string route_of_body(const common_json & body);
 
-// The body with different messages or words added, at least two of them; or the body itself, where it ends exactly where the answer
-// begins (tokens). Throws std::invalid_argument for bodies that name no prompt, or several.
+// The body with different messages or words added, at least two of them; or the body itself, where it ends exactly where the
+// answer begins (tokens). Throws std::invalid_argument for bodies that name no prompt, or several.
 std::vector<common_json> continuations(const std::string & route, const common_json & body);
 
 // What of an Anthropic body is to be prepared by max_tokens: 0. Everything up to the last cache_control; behind it stands, in

@@ -10,8 +10,8 @@
 
 namespace llama_run {
 
-// Called at the end of upstream's conversion of Anthropic bodies: what is to be prepared travels with the converted body, which was
-// made from nothing.
+// Called at the end of upstream's conversion of Anthropic bodies: what is to be prepared travels with the converted body, which
+// was made from nothing.
 void keep_warm(const common_json & anthropic, common_json & converted);
 
 // Whether this body, as upstream has converted it, wants to be prepared and not answered.

@@ -38,7 +38,8 @@ size_t warmer::shared_tokens(const std::string & route, const http_headers & hea
         n = static_cast<size_t>(std::mismatch(first.begin(), first.begin() + static_cast<std::ptrdiff_t>(n_both), other.begin()).first -
                                 first.begin());
     }
-    // The last token of a prompt is always evaluated: where the answer is one of the continuations, the one before is the last of use.
+    // The last token of a prompt is always evaluated: where the answer is one of the continuations, the one before is the last
+    // of use.
     return bodies.size() > 1 ? std::min(n, first.size() - std::min<size_t>(first.size(), 1)) : n;
 }
 
