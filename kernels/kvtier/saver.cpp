@@ -1,6 +1,7 @@
 #include "kvtier/saver.h"
 
 #include "kvtier/checksum.h"
+#include "kvtier/write_budget.h"
 
 #include <algorithm>
 
@@ -35,7 +36,11 @@ status saver::write_file(const std::string & folder, const std::string & name, c
         return status::over_budget(names::join(folder, name) + ": " + std::to_string(size) +
                                    " bytes do not fit the cache's budget of " + std::to_string(rooms.bytes.budget().limit()));
     }
-    return rooms.files.write(folder, name, parts, durable, std::move(room));
+    status s = rooms.files.write(folder, name, parts, durable, std::move(room));
+    if (s.is_ok() && rooms.options.writes != nullptr) {
+        rooms.options.writes->written(size);
+    }
+    return s;
 }
 
 file_header saver::header(const save_request & request, const key & name_space, uint32_t flags) const {
@@ -51,9 +56,45 @@ file_header saver::header(const save_request & request, const key & name_space, 
     return out;
 }
 
+// What of it the day's write budget allows: up to the first page that is refused, as if the conversation had been cut there. So
+// what is stored is listed, and can be removed.
+save_request saver::affordable(const save_request & request) const {
+    write_budget & writes = *rooms.options.writes;
+    save_request   out    = request;
+    uint64_t       n_before = 0;
+    for (size_t i = 0; i < out.runs.size(); i++) {
+        const save_run & run = out.runs[i];
+        if (!writes.admits(run.k, run.data->size(), n_before)) {
+            out.tokens.resize(run.p0);
+            out.runs.resize(i);
+            break;
+        }
+        n_before += run.data->size();
+    }
+    const size_t n_tokens = out.tokens.size();
+    out.anchors.erase(std::remove_if(out.anchors.begin(), out.anchors.end(), [&](const save_anchor & a) {
+        if (a.n_tokens > n_tokens || !writes.admits(a.k, a.data->size(), n_before)) {
+            return true;
+        }
+        n_before += a.data->size();
+        return false;
+    }), out.anchors.end());
+    out.roles.erase(std::remove_if(out.roles.begin(), out.roles.end(), [&](const role_mark & m) { return m.position >= n_tokens; }),
+                    out.roles.end());
+    return out;
+}
+
 status saver::save(const save_request & request) {
-    const key  name_space = user_key(request.root.user);
     mutex_lock writing(rooms.files.writing);
+    if (rooms.options.writes == nullptr || !rooms.options.writes->is_limited()) {
+        return save_within_budget(request);
+    }
+    const save_request allowed = affordable(request);
+    return allowed.tokens.empty() ? status::ok() : save_within_budget(allowed);
+}
+
+status saver::save_within_budget(const save_request & request) {
+    const key name_space = user_key(request.root.user);
     rooms.files.finish_deferred();
     lease  held = rooms.known.hold(request);
     status s    = make_folders(name_space);

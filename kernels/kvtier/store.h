@@ -29,6 +29,8 @@
 
 namespace kvtier {
 
+class write_budget;
+
 struct store_options {
     std::string  root_dir;            // made if missing; its parent must exist
     key          fingerprint{};
@@ -36,6 +38,7 @@ struct store_options {
     std::string  written_by;          // version of llama-run, recorded in files
     uint64_t     max_bytes = uint64_t(64) << 30;
     std::shared_ptr<disk_budget> budget; // shared with other stores of the process; null: one of max_bytes
+    std::shared_ptr<write_budget> writes; // likewise; null: writes are not counted
     uint64_t     ram_bytes         = 0;
     uint32_t     max_checkpoints   = 64;  // per conversation, oldest go
     uint32_t     max_cold          = 32;  // of them cold

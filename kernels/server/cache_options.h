@@ -21,6 +21,9 @@ struct cache_options {
     uint32_t    expire_days       = 0;     // without use, until a conversation is removed; 0: never
     uint32_t    sweep_seconds     = 300;   // between two looks for such conversations
     uint32_t    max_concurrent_per_user = 0; // requests; 0: no limit
+    int32_t     max_queue         = -1;    // requests that wait for a slot; -1: no limit
+    double      queue_timeout_s   = 0;     // how long they may; 0: for ever
+    std::string warm_file;                 // bodies that are prepared at the start, one per line
     std::string user_header;               // names the user; empty: bodies do
     bool        metadata_users    = true;  // metadata.user_id of the Anthropic API separates
     bool        stable_prompts    = true;  // see stable_prompts.h

@@ -5,8 +5,6 @@
 
 namespace llama_run {
 
-static constexpr const char * conversation_header = "X-Conversation-Id";
-
 // Under this name the conversion of Anthropic bodies hands on what cache_control says. It counts in converted bodies alone.
 static constexpr const char * converted_ttl = "__cache_control_ttl";
 

@@ -25,6 +25,8 @@
 
 namespace llama_run {
 
+inline constexpr const char * conversation_header = "X-Conversation-Id";
+
 struct conversation_request {
     std::string             key;   // empty: the client gives none
     std::string             title; // the first words of the user; empty: there are none

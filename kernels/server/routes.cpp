@@ -1,7 +1,10 @@
 #include "server/routes.h"
 
 #include "server/experts/expert_routes.h"
+#include "server/plan/plan_routes.h"
+#include "server/power/power_routes.h"
 #include "server/state_cache.h"
+#include "server/warm/warm_routes.h"
 
 #include "kvtier/file_names.h"
 
@@ -9,9 +12,7 @@
 
 namespace llama_run {
 
-// What is stored is only known while the store is open: calls what tells or changes it with the server awake, or says why that
-// cannot be.
-static server_http_res_ptr with_store(const state_cache & cache, const std::function<server_http_res_ptr()> & work) {
+server_http_res_ptr with_store(const state_cache & cache, const std::function<server_http_res_ptr()> & work) {
     const auto awake = cache.wake();
     const std::string why = cache.off_because();
     return why.empty() ? work() : refuse("the cache is off: " + why, ERROR_TYPE_NOT_SUPPORTED);
@@ -67,10 +68,12 @@ void add_routes(const server_http_context & http, state_cache & cache, const cac
     const auto user_of = [options](const server_http_req & req, const char * param) {
         return user_of_route(req.headers, req.get_param(param), options);
     };
-    http.get("/cache", here_or_there("GET", [&cache, user_of](const server_http_req & req) {
+    const route_handler stats = here_or_there("GET", [&cache, user_of](const server_http_req & req) {
         const std::string user = user_of(req, "user_id");
         return answer(200, user.empty() ? cache.describe() : cache.describe_user(user));
-    }));
+    });
+    http.get("/cache", stats);
+    http.get("/v1/stats", stats);
     http.get("/cache/conversations", here_or_there("GET", [&cache, user_of](const server_http_req & req) {
         return with_store(cache, [&] {
             return answer(200, { { "conversations", cache.conversations(user_of(req, "user_id")) } });
@@ -92,6 +95,12 @@ void add_routes(const server_http_context & http, state_cache & cache, const cac
         cache.flush();
         return answer(200, cache.describe());
     }));
+    add_power_routes(http, cache, here_or_there);
+    add_plan_routes(http, cache, here_or_there);
+    if (!proxy) {
+        cache.serve_warm(http, options.warm_file);
+    }
+    add_warm_routes(http, cache, here_or_there);
     add_expert_routes(http, cache.experts, here_or_there);
 }
 

@@ -2,6 +2,7 @@
 
 #include "server/conversation.h"
 #include "server/stable_prompts.h"
+#include "server/warm/vendors.h"
 
 #include "kvtier/file_names.h"
 
@@ -109,6 +110,7 @@ void keep_user(const common_json & anthropic, common_json & converted) {
         }
     }
     keep_conversation(anthropic, converted);
+    keep_warm(anthropic, converted);
 }
 
 //

@@ -52,6 +52,14 @@ public:
     void         interrupted(const slot_view & slot);
     void         replaced(const slot_view & slot);
 
+    // What would become of a request: of one that has arrived, or of one that only might (plan/look_ahead.cpp).
+    foreseen foresee(const cache_ticket & ticket) const;
+    foreseen look_ahead(const server_task & task, const admission & from, bool all);
+
+    // Nothing is written while they are held, but for flush and close.
+    void        hold_writes(bool on);
+    common_json written() const; // what was: today, this week, in all
+
     cache_admin & admin() { return *admin_; }
 
 private:

@@ -1,6 +1,9 @@
 #include "server/cache/cache_stores.h"
 
+#include "server/power/wear.h"
+
 #include "kvtier/file_names.h"
+#include "kvtier/write_budget.h"
 #include "llama/build_info.h"
 #include "llama/model_fingerprint.h"
 #include "state_rows.h"
@@ -135,12 +138,14 @@ status cache_stores::open_one(const common_params & params, llama_context * ctx,
             }
         }
         options.store.budget    = std::make_shared<kvtier::disk_budget>(limit);
+        options.store.writes    = std::make_shared<kvtier::write_budget>(env, root_dir, write_bytes_per_day);
         options.store.max_bytes = limit;
         options.store.ram_bytes = want.ram_bytes != 0 ? want.ram_bytes : machine_ram() / 8;
         options.store.protected_bytes = limit / 2;
     } else {
         const kvtier::store_options & first = target->store().options();
         options.store.budget    = first.budget;
+        options.store.writes    = first.writes;
         options.store.max_bytes = first.max_bytes;
         options.store.ram_bytes = first.ram_bytes / 8; // a draft model is that much smaller
         options.store.protected_bytes = 0; // Without its state no answer is different.
