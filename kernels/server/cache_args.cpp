@@ -1,6 +1,5 @@
 #include "server/cache_args.h"
 
-#include "server/power/wear.h"
 #include "server/user_id.h"
 
 #include "arg.h"
@@ -168,7 +167,7 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
         "LLAMA_ARG_ALLOWED_HOST");
     add({ { "--cache-ssd-write-budget" }, "SIZE",
           "bytes written in a day at most, like 20G; beyond it only what was asked for twice is (default: no limit)",
-          [](common_params &, const std::string & value) { write_bytes_per_day = parse_size(value); } },
+          [](common_params & params, const std::string & value) { params.cache_ssd.write_bytes_per_day = parse_size(value); } },
         "LLAMA_ARG_CACHE_SSD_WRITE_BUDGET");
 }
 

@@ -16,6 +16,7 @@ struct cache_options {
     uint32_t    max_cold          = 32;    // cold checkpoints per conversation
     uint32_t    max_conversations = 256;
     uint64_t    max_bytes         = 0;     // on disk; 0: a fifth of the free space, at most 64 GiB
+    uint64_t    write_bytes_per_day = 0;   // to disk; 0: no limit
     double      settle_seconds    = 5;     // that a conversation rests before its folded state is written
     uint64_t    ram_bytes         = 0;     // hot and warm; 0: an eighth of the machine's
     uint32_t    expire_days       = 0;     // without use, until a conversation is removed; 0: never

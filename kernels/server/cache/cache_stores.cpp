@@ -1,7 +1,5 @@
 #include "server/cache/cache_stores.h"
 
-#include "server/power/wear.h"
-
 #include "kvtier/file_names.h"
 #include "kvtier/write_budget.h"
 #include "llama/build_info.h"
@@ -138,7 +136,7 @@ status cache_stores::open_one(const common_params & params, llama_context * ctx,
             }
         }
         options.store.budget    = std::make_shared<kvtier::disk_budget>(limit);
-        options.store.writes    = std::make_shared<kvtier::write_budget>(env, root_dir, write_bytes_per_day);
+        options.store.writes    = std::make_shared<kvtier::write_budget>(env, root_dir, want.write_bytes_per_day);
         options.store.max_bytes = limit;
         options.store.ram_bytes = want.ram_bytes != 0 ? want.ram_bytes : machine_ram() / 8;
         options.store.protected_bytes = limit / 2;
