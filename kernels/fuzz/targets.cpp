@@ -25,7 +25,9 @@ static std::vector<uint8_t> sealed(const uint8_t * data, size_t size, uint16_t k
         return out;
     }
     std::copy(std::begin(magic), std::end(magic), out.begin());
-    store_le(out.data() + header_version, version);
+    if (load_le<uint16_t>(out.data() + header_version) != version_extended) {
+        store_le(out.data() + header_version, version);
+    }
     store_le(out.data() + header_kind, kind);
     store_le(out.data() + header_file_size, static_cast<uint64_t>(out.size()));
     size_t head = load_le<uint32_t>(out.data() + header_head_size);

@@ -22,7 +22,7 @@ match catalog::lookup(const lookup_request & request) const {
     match out;
     out.folded       = request.folded;
     out.name_space   = user_key(request.root.user);
-    out.conversation = conversation_hash(request.tokens, request.n_tokens);
+    out.conversation = request.conversation != 0 ? request.conversation : conversation_hash(request.tokens, request.n_tokens);
     const key    root  = root_key(request.root);
     const size_t limit = std::min(request.limit, request.n_tokens);
     const uint64_t number = ++n_lookups;
@@ -167,6 +167,13 @@ void catalog::touch(const match & m, int64_t now_ms) {
     segment *      previous = nullptr;
     for (const matched_run & r : m.runs) {
         segment * owner = r.node->owner;
+        // Whoever was here before and got no further was used as a whole, such as a prefix that was stored to be shared.
+        for (checkpoint * c : owner->ends) {
+            if (c->end == r.node && r.p1 <= m.n_tokens) {
+                c->owner->last_used_ms = now_ms;
+                c->owner->index_stale  = true;
+            }
+        }
         if (owner == previous) {
             continue;
         }

@@ -31,6 +31,13 @@ struct eviction {
     bool is_empty() const { return of_segment == nullptr && of_anchor == nullptr; }
 };
 
+// What of a segment nobody needs any more, and has been forgotten.
+struct cut_result {
+    std::shared_ptr<segment> of; // null: there is nothing to cut, or it must wait
+    size_t                   n_kept        = 0; // runs, from the first on
+    bool                     is_being_read = false;
+};
+
 class catalog {
 public:
     // All of them must outlive it.
@@ -83,11 +90,23 @@ public:
     bool uses_of(const conversation_id & id, index_record & out) const;
     bool uses_are_written(const conversation_id & id, bool written, uint64_t file_size);
 
+    // False: nothing is another by it, or there is no such conversation.
+    bool change_lifetime(const conversation_id & id, const lifetime_change & change);
+
     // catalog_forget.cpp: what goes
-    bool         forget_conversation(const conversation_id & id, doomed_files & out);
+    bool         forget_conversation(const conversation_id & id, doomed_files & out, std::vector<uint64_t> & left);
     void         forget_name_space(const key & name_space, doomed_files & out);
     void         forget_unusable(doomed_files & out);
-    void         forget_surplus(const key & name_space, const conversation_id * changed, doomed_files & out); // null: all
+    void         forget_surplus(const key & name_space, const conversation_id * changed, int64_t now_ms,
+                                doomed_files & out); // null: all
+    std::vector<conversation_id> expired(int64_t now_ms);
+    void         forget_expired(const std::vector<conversation_id> & ids, int64_t now_ms, doomed_files & out,
+                                std::vector<uint64_t> & left);
+
+    // trimming.cpp writes the file anew, if there is something to cut, and says so then. left, above: segments that may
+    // have some.
+    cut_result   cut_unneeded(uint64_t segment, doomed_files & out);
+    void         is_cut(uint64_t segment, size_t n_kept);
     eviction     next_eviction(int64_t now_ms) const;
     doomed_files evict(const eviction & next);
 

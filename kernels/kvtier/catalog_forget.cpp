@@ -1,17 +1,53 @@
 // What the catalog forgets: what a user removes, what exceeds a limit, what makes room, and what is damaged.
 #include "kvtier/catalog.h"
+#include "kvtier/protection.h"
 
 #include <algorithm>
 
 namespace kvtier {
 
-bool catalog::forget_conversation(const conversation_id & id, doomed_files & out) {
+bool catalog::forget_conversation(const conversation_id & id, doomed_files & out, std::vector<uint64_t> & left) {
     exclusive_lock guard(mu);
     conversation * c = graph.find(id);
     if (c != nullptr) {
-        graph.forget_conversation(*c, out);
+        left = graph.forget_conversation(*c, out);
     }
     return c != nullptr;
+}
+
+cut_result catalog::cut_unneeded(uint64_t id, doomed_files & out) {
+    exclusive_lock guard(mu);
+    cut_result     cut;
+    const auto     it = graph.segments.find(id);
+    if (it == graph.segments.end()) {
+        return cut;
+    }
+    segment & s = *it->second;
+    cut.n_kept  = graph.n_needed(s);
+    const bool has_more = std::any_of(s.runs.begin() + static_cast<std::ptrdiff_t>(cut.n_kept), s.runs.end(),
+                                      [](const run & r) { return r.k != key{}; });
+    cut.is_being_read = has_more && s.pins != 0;
+    if (has_more && !cut.is_being_read && cut.n_kept > 0) {
+        graph.forget_runs(s, cut.n_kept, out);
+        cut.of = it->second;
+    }
+    return cut;
+}
+
+void catalog::is_cut(uint64_t id, size_t n_kept) {
+    exclusive_lock guard(mu);
+    const auto     it = graph.segments.find(id);
+    if (it == graph.segments.end()) {
+        return;
+    }
+    segment & s = *it->second;
+    for (size_t i = n_kept; i < s.runs.size(); i++) {
+        run & r = s.runs[i];
+        std::fill_n(s.tokens.begin() + (r.tokens - s.tokens.data()), r.p1 - r.p0, token(0));
+        s.file_size -= r.size;
+        r.k = r.parent_key = key{};
+        r.size = 0;
+    }
 }
 
 void catalog::forget_name_space(const key & name_space, doomed_files & out) {
@@ -67,10 +103,12 @@ namespace {
 // Applies the limits of one name space.
 class limiter {
 public:
-    limiter(object_graph & graph, const key & name_space, const store_options & options, counters & count, doomed_files & out)
-        : graph(graph), name_space(name_space), turn(graph.turn_of(name_space)), options(options), count(count), out(out) {}
+    limiter(object_graph & graph, const key & name_space, const store_options & options, int64_t now_ms, counters & count,
+            doomed_files & out)
+        : graph(graph), name_space(name_space), turn(graph.turn_of(name_space)), options(options), now_ms(now_ms), count(count),
+          out(out) {}
 
-    // The longest unused conversations go; what is left is returned.
+    // The longest unused conversations go, those to be kept last; what is left is returned.
     std::vector<conversation *> limit_conversations() {
         std::vector<conversation *> mine;
         for (auto it = graph.conversations.lower_bound({ name_space, 0 });
@@ -80,8 +118,11 @@ public:
         if (mine.size() <= options.max_conversations) {
             return mine;
         }
-        std::sort(mine.begin(), mine.end(), [](const conversation * a, const conversation * b) {
-            return a->last_turn != b->last_turn ? a->last_turn < b->last_turn : a->last_used_ms < b->last_used_ms;
+        std::sort(mine.begin(), mine.end(), [this](const conversation * a, const conversation * b) {
+            const standing of_a = standing_of(a->life, now_ms - a->last_used_ms);
+            const standing of_b = standing_of(b->life, now_ms - b->last_used_ms);
+            return of_a != of_b ? of_a < of_b
+                 : a->last_turn != b->last_turn ? a->last_turn < b->last_turn : a->last_used_ms < b->last_used_ms;
         });
         size_t n_surplus = mine.size() - options.max_conversations;
         std::vector<conversation *> left;
@@ -150,16 +191,17 @@ private:
     const key             name_space;
     const uint64_t        turn;
     const store_options & options;
+    const int64_t         now_ms;
     counters &            count;
     doomed_files &        out;
 };
 
 } // namespace
 
-void catalog::forget_surplus(const key & name_space, const conversation_id * changed, doomed_files & out) {
+void catalog::forget_surplus(const key & name_space, const conversation_id * changed, int64_t now_ms, doomed_files & out) {
     exclusive_lock       guard(mu);
     const conversation * grown = changed == nullptr ? nullptr : graph.find(*changed);
-    limiter              limits(graph, name_space, options, count, out);
+    limiter              limits(graph, name_space, options, now_ms, count, out);
     for (conversation * c : limits.limit_conversations()) { // there may be thousands, at every save
         limits.limit_checkpoints(*c);
         if (changed == nullptr || c == grown) {
@@ -168,9 +210,62 @@ void catalog::forget_surplus(const key & name_space, const conversation_id * cha
     }
 }
 
+static bool has_expired(const conversation & c, const store_options & options, int64_t now_ms) {
+    return is_expired(c.life, options.expire_ms, now_ms - c.last_used_ms) && !is_being_read(c);
+}
+
+std::vector<conversation_id> catalog::expired(int64_t now_ms) {
+    std::vector<conversation_id> out;
+    if (!is_clock_set(now_ms)) {
+        return out;
+    }
+    exclusive_lock guard(mu);
+    for (const auto & [id, s] : graph.segments) {
+        s->last_used_ms = std::min(s->last_used_ms, now_ms);
+    }
+    for (const auto & [id, c] : graph.conversations) {
+        if (c->last_used_ms > now_ms) {
+            c->last_used_ms = now_ms;
+            c->index_stale  = true;
+        }
+        if (has_expired(*c, options, now_ms)) {
+            out.push_back(id);
+        }
+    }
+    return out;
+}
+
+void catalog::forget_expired(const std::vector<conversation_id> & ids, int64_t now_ms, doomed_files & out,
+                             std::vector<uint64_t> & left) {
+    exclusive_lock guard(mu);
+    for (const conversation_id & id : ids) {
+        conversation * c = graph.find(id);
+        if (c != nullptr && has_expired(*c, options, now_ms)) {
+            const std::vector<uint64_t> shared = graph.forget_conversation(*c, out);
+            left.insert(left.end(), shared.begin(), shared.end());
+            count.expired_conversations++;
+        }
+    }
+    if (options.expire_ms == 0 || !is_clock_set(now_ms)) {
+        return;
+    }
+    std::vector<uint64_t> unlisted; // its checkpoints were retired, or never written
+    for (const auto & [id, s] : graph.segments) {
+        if (s->pins == 0 && now_ms - s->last_used_ms >= options.expire_ms) {
+            unlisted.push_back(id);
+        }
+    }
+    graph.forget_unneeded(std::move(unlisted), out);
+}
+
 // serving: the number of the search whose prompt is in hand.
-static eviction least_worth(const object_graph & all, int64_t now_ms, uint64_t serving) {
+static eviction least_worth(const object_graph & all, const protection & kept, int64_t now_ms, uint64_t serving) {
     eviction   next;
+    const auto has_lapsed = [&](const segment * s) {
+        return !s->users.empty() && std::all_of(s->users.begin(), s->users.end(), [&](const auto & user) {
+            return standing_of(user.first->life, now_ms - user.first->last_used_ms) == standing::lapsed;
+        });
+    };
     const auto facts_of = [&](const auto & object, const segment * of) {
         const uint64_t turn = all.turn_of(object.name_space);
         object_facts   facts;
@@ -181,10 +276,11 @@ static eviction least_worth(const object_graph & all, int64_t now_ms, uint64_t s
         facts.static_prefix   = (object.flags & format::flag_static_prefix) != 0;
         facts.n_conversations = static_cast<uint32_t>(of->users.size());
         facts.being_served    = serving != 0 && of->looked_up == serving;
+        facts.lapsed          = has_lapsed(of);
         return facts;
     };
     for (const auto & [id, s] : all.segments) {
-        if (s->pins != 0 || s->n_outer_children != 0) {
+        if (s->pins != 0 || s->n_outer_children != 0 || kept.covers(s.get())) {
             continue;
         }
         if (const double worth = s->n_attached == 0 ? -1 : keep_score(facts_of(*s, s.get())); worth < next.worth) {
@@ -192,7 +288,8 @@ static eviction least_worth(const object_graph & all, int64_t now_ms, uint64_t s
         }
     }
     for (const auto & [id, a] : all.anchors) {
-        if (!a->is_written() || a->pins != 0 || (a->at != nullptr && a->at->owner->pins != 0)) {
+        const bool is_kept = a->at != nullptr && (a->at->owner->pins != 0 || kept.covers(a->at->owner));
+        if (!a->is_written() || a->pins != 0 || is_kept) {
             continue;
         }
         if (const double worth = a->at == nullptr ? -1 : keep_score(facts_of(*a, a->at->owner)); worth < next.worth) {
@@ -204,7 +301,7 @@ static eviction least_worth(const object_graph & all, int64_t now_ms, uint64_t s
 
 eviction catalog::next_eviction(int64_t now_ms) const {
     shared_lock guard(mu);
-    return least_worth(graph, now_ms, n_lookups.load());
+    return least_worth(graph, protection(graph, options.protected_bytes, now_ms), now_ms, n_lookups.load());
 }
 
 doomed_files catalog::evict(const eviction & next) {

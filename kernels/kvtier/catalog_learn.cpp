@@ -156,6 +156,9 @@ status catalog::begin_checkpoint(const key & end, checkpoint_record & out, bool 
     is_new     = known == nullptr;
     out.number = is_new ? 1 : known->next_number;
     out.turn   = ++graph.turns[out.header.name_space];
+    if (!is_new && !known->title.empty()) {
+        out.title = known->title;
+    }
     return status::ok();
 }
 
@@ -174,6 +177,7 @@ status catalog::learn(const checkpoint_record & record, uint64_t file_size) {
     conversation & c = graph.add(conversation_id{ record.header.name_space, record.conversation });
     use(c);
     c.next_number = record.number + 1;
+    c.title       = record.title;
     c.index_stale = true;
     graph.add(make_checkpoint(record, file_size), c, *end);
     // What it needs was used in this turn, whether it was written in it or not.
@@ -198,9 +202,21 @@ bool catalog::uses_of(const conversation_id & id, index_record & out) const {
     out.last_turn    = c->last_turn;
     out.last_used_ms = c->last_used_ms;
     out.hits         = c->hits;
+    out.life         = c->life;
     for (const auto & [number, point] : c->checkpoints) {
         out.entries.push_back({ number, point->last_turn, point->last_used_ms, point->hits });
     }
+    return true;
+}
+
+bool catalog::change_lifetime(const conversation_id & id, const lifetime_change & change) {
+    exclusive_lock guard(mu);
+    conversation * c = graph.find(id);
+    if (c == nullptr || change.applied_to(c->life) == c->life) {
+        return false;
+    }
+    c->life        = change.applied_to(c->life);
+    c->index_stale = true;
     return true;
 }
 

@@ -42,9 +42,9 @@ public:
     }
 
     // Fills in the header, the checksum last.
-    std::vector<uint8_t> finish(const file_header & header, uint16_t kind, uint64_t file_size) {
+    std::vector<uint8_t> finish(const file_header & header, uint16_t kind, uint64_t file_size, uint16_t of_version = version) {
         std::copy(std::begin(magic), std::end(magic), bytes.begin());
-        put(header_version, version);
+        put(header_version, of_version);
         put(header_kind, kind);
         put(header_head_size, static_cast<uint32_t>(bytes.size()));
         put(header_file_size, file_size);
@@ -144,8 +144,11 @@ status decode_head_size(const uint8_t * data, size_t size, uint16_t kind, uint64
     if (!std::equal(std::begin(magic), std::end(magic), data)) {
         return status::corrupt(damage::bad_magic, "not a file of this store");
     }
-    if (const uint16_t found = load_le<uint16_t>(data + header_version); found != version) {
-        return status::incompatible("format " + std::to_string(found) + ", this program reads " + std::to_string(version));
+    const bool     may_extend = kind == kind_checkpoint || kind == kind_index;
+    const uint16_t found      = load_le<uint16_t>(data + header_version);
+    if (found != version && !(found == version_extended && may_extend)) {
+        return status::incompatible("format " + std::to_string(found) + ", this program reads " +
+                                    std::to_string(may_extend ? version_extended : version));
     }
     if (load_le<uint16_t>(data + header_kind) != kind) {
         return status::corrupt(damage::misplaced, "another kind of file");
@@ -285,7 +288,9 @@ status decode_anchor(const uint8_t * data, size_t size, uint64_t file_size, anch
 std::vector<uint8_t> encode_checkpoint(const checkpoint_record & record) {
     const size_t anchors_at = checkpoint_tables + point_size * record.runs.size();
     const size_t roles_at   = anchors_at + point_size * record.anchors.size();
-    const size_t head_size  = roles_at + role_size * record.roles.size();
+    const size_t more_at    = roles_at + role_size * record.roles.size();
+    const bool   extended   = record.n_naming != 0 || !record.title.empty();
+    const size_t head_size  = more_at + (extended ? extended_title + record.title.size() : 0);
     head_writer  out(head_size);
     out.put(checkpoint_conversation, record.conversation);
     out.put(checkpoint_turn, record.turn);
@@ -307,7 +312,34 @@ std::vector<uint8_t> encode_checkpoint(const checkpoint_record & record) {
         out.put(roles_at + role_size * i + role_position, record.roles[i].position);
         out.put(roles_at + role_size * i + role_kind, record.roles[i].role);
     }
-    return out.finish(record.header, kind_checkpoint, head_size);
+    if (extended) {
+        out.put(more_at + extended_n_naming, record.n_naming);
+        out.put(more_at + extended_title_size, static_cast<uint32_t>(record.title.size()));
+        out.put(more_at + extended_title, record.title, record.title.size());
+    }
+    return out.finish(record.header, kind_checkpoint, head_size, extended ? version_extended : version);
+}
+
+static bool is_extended(const uint8_t * data) {
+    return load_le<uint16_t>(data + header_version) == version_extended;
+}
+
+// What follows the tables of a checkpoint, which end at more_at, must fill the rest of its head.
+static bool decode_extension(const uint8_t * data, size_t head_size, uint64_t more_at, checkpoint_record & out) {
+    if (!is_extended(data)) {
+        return more_at == head_size;
+    }
+    if (head_size - more_at < extended_title) {
+        return false;
+    }
+    const uint8_t * at         = data + more_at;
+    const uint32_t  title_size = load_le<uint32_t>(at + extended_title_size);
+    if (title_size > max_title || title_size != head_size - more_at - extended_title) {
+        return false;
+    }
+    out.n_naming = load_le<uint32_t>(at + extended_n_naming);
+    out.title.assign(reinterpret_cast<const char *>(at + extended_title), title_size);
+    return out.n_naming != 0 || title_size != 0; // one that adds nothing is written in format 1
 }
 
 status decode_checkpoint(const uint8_t * data, size_t size, uint64_t file_size, checkpoint_record & out) {
@@ -325,9 +357,10 @@ status decode_checkpoint(const uint8_t * data, size_t size, uint64_t file_size, 
     const uint32_t n_runs    = load_le<uint32_t>(data + checkpoint_n_runs);
     const uint32_t n_anchors = load_le<uint32_t>(data + checkpoint_n_anchors);
     const uint32_t n_roles   = load_le<uint32_t>(data + checkpoint_n_roles);
-    if (n_runs > max_runs || n_anchors > max_anchors || n_roles > max_roles || head_size != file_size ||
-        checkpoint_tables + uint64_t(point_size) * n_runs + uint64_t(point_size) * n_anchors +
-            uint64_t(role_size) * n_roles != head_size) {
+    const uint64_t more_at   = checkpoint_tables + uint64_t(point_size) * n_runs + uint64_t(point_size) * n_anchors +
+                               uint64_t(role_size) * n_roles;
+    if (n_runs > max_runs || n_anchors > max_anchors || n_roles > max_roles || head_size != file_size || more_at > head_size ||
+        !decode_extension(data, head_size, more_at, record)) {
         return bad_length("tables of a checkpoint");
     }
     const uint8_t * at = data + checkpoint_tables;
@@ -348,7 +381,8 @@ status decode_checkpoint(const uint8_t * data, size_t size, uint64_t file_size, 
     }
     if (record.n_tokens == 0 || record.n_tokens > max_tokens || record.runs.empty() ||
         record.runs.back().n != record.n_tokens || !points_ascend(record.runs, record.n_tokens) ||
-        !points_ascend(record.anchors, record.n_tokens) || record.n_static > record.n_tokens) {
+        !points_ascend(record.anchors, record.n_tokens) || record.n_static > record.n_tokens ||
+        record.n_naming > record.n_tokens) {
         return bad_length("positions of a checkpoint");
     }
     out = std::move(record);
@@ -356,7 +390,10 @@ status decode_checkpoint(const uint8_t * data, size_t size, uint64_t file_size, 
 }
 
 std::vector<uint8_t> encode_index(const index_record & record) {
-    head_writer out(index_entries + use_size * record.entries.size());
+    const size_t more_at   = index_entries + use_size * record.entries.size();
+    const bool   extended  = !(record.life == lifetime());
+    const size_t head_size = more_at + (extended ? kept_size : 0);
+    head_writer  out(head_size);
     out.put(index_conversation, record.conversation);
     out.put(index_last_turn, record.last_turn);
     out.put(index_last_used_ms, record.last_used_ms);
@@ -369,7 +406,11 @@ std::vector<uint8_t> encode_index(const index_record & record) {
         out.put(at + use_last_used_ms, record.entries[i].last_used_ms);
         out.put(at + use_hits, record.entries[i].hits);
     }
-    return out.finish(record.header, kind_index, index_entries + use_size * record.entries.size());
+    if (extended) {
+        out.put(more_at + kept_ttl_ms, record.life.ttl_ms);
+        out.put(more_at + kept_expire_ms, record.life.expire_ms);
+    }
+    return out.finish(record.header, kind_index, head_size, extended ? version_extended : version);
 }
 
 status decode_index(const uint8_t * data, size_t size, uint64_t file_size, index_record & out) {
@@ -383,8 +424,15 @@ status decode_index(const uint8_t * data, size_t size, uint64_t file_size, index
     record.last_used_ms = load_le<int64_t>(data + index_last_used_ms);
     record.hits         = load_le<uint64_t>(data + index_hits);
     const uint32_t n = load_le<uint32_t>(data + index_n_entries);
-    if (head_size != file_size || index_entries + uint64_t(use_size) * n != head_size) {
+    const uint64_t more_at = index_entries + uint64_t(use_size) * n;
+    if (head_size != file_size || more_at + (is_extended(data) ? kept_size : 0) != head_size) {
         return bad_length("entries of an index");
+    }
+    if (is_extended(data)) {
+        record.life = { load_le<int64_t>(data + more_at + kept_ttl_ms), load_le<int64_t>(data + more_at + kept_expire_ms) };
+        if (record.life.ttl_ms < 0 || record.life.expire_ms < 0 || record.life == lifetime()) {
+            return bad_length("lifetime of a conversation");
+        }
     }
     record.entries.resize(n);
     for (size_t i = 0; i < n; i++) {

@@ -10,6 +10,7 @@
 
 #include "kvtier/format.h"
 #include "kvtier/keys.h"
+#include "kvtier/lifetime.h"
 #include "kvtier/status.h"
 
 #include <cstdint>
@@ -81,6 +82,8 @@ struct checkpoint_record {
     std::vector<chain_point> runs;         // the whole chain, from the start; the last ends at n_tokens
     std::vector<chain_point> anchors;
     std::vector<role_mark>   roles;
+    uint32_t                 n_naming = 0; // tokens that name the conversation; 0: the first ones, see keys.h
+    std::string              title;        // the first words of the user
 };
 
 struct use_entry {
@@ -97,6 +100,7 @@ struct index_record {
     int64_t                last_used_ms = 0;
     uint64_t               hits         = 0;
     std::vector<use_entry> entries;
+    lifetime               life;
 };
 
 // These give the bytes to write. encode_segment and encode_anchor lay out the payload: they set the offsets in `head` from

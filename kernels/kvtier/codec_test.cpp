@@ -1,4 +1,4 @@
-// Formats: the golden files of format 1 are read and written again byte for byte, and no other bytes are believed.
+// Formats: the golden files are read and written again byte for byte, and no other bytes are believed.
 #include "kvtier/checksum.h"
 #include "kvtier/codec.h"
 #include "kvtier/coding.h"
@@ -19,7 +19,7 @@ namespace {
 using bytes = std::vector<uint8_t>;
 
 bytes golden(const std::string & name) {
-    std::ifstream in(std::string(KVTIER_GOLDEN_DIR) + "/format-1/" + name, std::ios::binary);
+    std::ifstream in(std::string(KVTIER_GOLDEN_DIR) + "/" + name, std::ios::binary);
     CHECK(in.good());
     return { std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>() };
 }
@@ -30,20 +30,30 @@ struct coder {
     std::function<bytes(const bytes &)>                      again;  // decoded and encoded: the head
 };
 
+coder coder_of_checkpoint(const char * file) {
+    return { file,
+             [](const uint8_t * d, size_t n, uint64_t size) { checkpoint_record out; return decode_checkpoint(d, n, size, out); },
+             [](const bytes & b) { checkpoint_record h; CHECK(decode_checkpoint(b.data(), b.size(), b.size(), h).is_ok()); return encode_checkpoint(h); } };
+}
+
+coder coder_of_index(const char * file) {
+    return { file,
+             [](const uint8_t * d, size_t n, uint64_t size) { index_record out; return decode_index(d, n, size, out); },
+             [](const bytes & b) { index_record h; CHECK(decode_index(b.data(), b.size(), b.size(), h).is_ok()); return encode_index(h); } };
+}
+
 const std::vector<coder> & coders() {
     static const std::vector<coder> all = {
-        { "000000000000002a.seg",
+        { "format-1/000000000000002a.seg",
           [](const uint8_t * d, size_t n, uint64_t size) { segment_head out; return decode_segment(d, n, size, out); },
           [](const bytes & b) { segment_head h; CHECK(decode_segment(b.data(), b.size(), b.size(), h).is_ok()); return encode_segment(h); } },
-        { "anchor.anc",
+        { "format-1/anchor.anc",
           [](const uint8_t * d, size_t n, uint64_t size) { anchor_head out; return decode_anchor(d, n, size, out); },
           [](const bytes & b) { anchor_head h; CHECK(decode_anchor(b.data(), b.size(), b.size(), h).is_ok()); return encode_anchor(h); } },
-        { "ckpt-3.bin",
-          [](const uint8_t * d, size_t n, uint64_t size) { checkpoint_record out; return decode_checkpoint(d, n, size, out); },
-          [](const bytes & b) { checkpoint_record h; CHECK(decode_checkpoint(b.data(), b.size(), b.size(), h).is_ok()); return encode_checkpoint(h); } },
-        { "index.bin",
-          [](const uint8_t * d, size_t n, uint64_t size) { index_record out; return decode_index(d, n, size, out); },
-          [](const bytes & b) { index_record h; CHECK(decode_index(b.data(), b.size(), b.size(), h).is_ok()); return encode_index(h); } },
+        coder_of_checkpoint("format-1/ckpt-3.bin"),
+        coder_of_checkpoint("format-2/ckpt-3.bin"),
+        coder_of_index("format-1/index.bin"),
+        coder_of_index("format-2/index.bin"),
     };
     return all;
 }
@@ -68,7 +78,7 @@ TEST(golden_files_are_written_again_byte_for_byte) {
 }
 
 TEST(golden_files_mean_what_they_meant) {
-    const bytes  file = golden("000000000000002a.seg");
+    const bytes  file = golden("format-1/000000000000002a.seg");
     segment_head s;
     CHECK(decode_segment(file.data(), file.size(), file.size(), s).is_ok());
     CHECK(s.id == 0x2a && s.runs.size() == 3 && s.tokens.size() == 10 && s.tokens[1] == 15043);
@@ -82,23 +92,47 @@ TEST(golden_files_mean_what_they_meant) {
     }
     CHECK(s.header.written_by == "0.1.0" && s.header.backend == "cpu" && s.header.flags == format::flag_static_prefix);
 
-    const bytes a_file = golden("anchor.anc");
+    const bytes a_file = golden("format-1/anchor.anc");
     anchor_head a;
     CHECK(decode_anchor(a_file.data(), a_file.size(), a_file.size(), a).is_ok());
     CHECK(a.k == s.runs[2].k && a.base == keys[1] && a.n_tokens == 10);
     CHECK(a.tokens_checksum == tokens_checksum(s.tokens.data(), 10));
     CHECK(checksum64(a_file.data() + a.payload_offset, a.payload_size) == a.checksum);
 
-    const bytes       c_file = golden("ckpt-3.bin");
+    const bytes       c_file = golden("format-1/ckpt-3.bin");
     checkpoint_record c;
     CHECK(decode_checkpoint(c_file.data(), c_file.size(), c_file.size(), c).is_ok());
     CHECK(c.conversation == conversation_hash(s.tokens.data(), 10) && c.number == 3 && c.turn == 7);
     CHECK(c.runs.size() == 3 && c.anchors.size() == 1 && c.roles.size() == 2 && c.roles[1].position == 5);
 
-    const bytes  i_file = golden("index.bin");
+    const bytes  i_file = golden("format-1/index.bin");
     index_record i;
     CHECK(decode_index(i_file.data(), i_file.size(), i_file.size(), i).is_ok());
     CHECK(i.hits == 4 && i.entries.size() == 1 && i.entries[0].number == 3 && i.entries[0].last_turn == 9);
+    CHECK(c.n_naming == 0 && c.title.empty() && i.life == lifetime());
+}
+
+TEST(golden_files_of_format_2_say_what_format_1_cannot) {
+    const bytes       c_file = golden("format-2/ckpt-3.bin");
+    checkpoint_record c;
+    CHECK(decode_checkpoint(c_file.data(), c_file.size(), c_file.size(), c).is_ok());
+    CHECK(c.n_naming == 6 && c.title == "Gr\xc3\xbc\xc3\x9f" "e" && c.runs.size() == 3 && c.roles.size() == 2);
+
+    const bytes  i_file = golden("format-2/index.bin");
+    index_record i;
+    CHECK(decode_index(i_file.data(), i_file.size(), i_file.size(), i).is_ok());
+    CHECK(i.life.ttl_ms == 3600000 && i.life.expire_ms == 604800000 && i.entries.size() == 1);
+}
+
+TEST(pages_and_anchors_have_no_format_2) {
+    for (const char * file : { "format-1/000000000000002a.seg", "format-1/anchor.anc" }) {
+        bytes b = golden(file);
+        store_le(b.data() + format::header_version, format::version_extended);
+        reseal(b);
+        const uint16_t kind = load_le<uint16_t>(b.data() + format::header_kind);
+        size_t         head = 0;
+        CHECK(decode_head_size(b.data(), b.size(), kind, b.size(), head).is_incompatible());
+    }
 }
 
 TEST(a_changed_head_is_not_believed) {

@@ -244,7 +244,7 @@ TEST(a_file_of_a_newer_format_is_left_as_it_is) {
     for (const std::string & path : base.state_files()) {
         auto        disk  = base.disk.clone();
         std::string bytes = disk->get(path);
-        bytes[format::header_version] = 2;
+        bytes[format::header_version] = format::version_extended + 1;
         disk->put(path, bytes);
         CHECK(counted(base.survive(*disk->clone()), damage::bad_version) == 1);
         {
@@ -448,7 +448,7 @@ TEST(a_refused_file_counts_until_it_is_replaced) {
             const std::string path  = files_with(disk, kind).front();
             std::string       bytes = disk.get(path);
             if (is_newer) {
-                bytes[format::header_version] = 2;
+                bytes[format::header_version] = format::version_extended + 1;
                 disk.put(path, bytes);
             } else {
                 disk.no_open = path;

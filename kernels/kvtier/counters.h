@@ -43,6 +43,7 @@ namespace kvtier {
     X(thinned_anchors,     "anchors removed because their conversation has enough")     \
     X(retired_checkpoints, "checkpoints removed by the limits per conversation")        \
     X(retired_conversations, "conversations removed by their limit")                    \
+    X(expired_conversations, "conversations removed because nobody used them for so long") \
     X(temporary_removed,   "unfinished files found and removed")                        \
     X(loose_segments,      "segments found whose past is missing")                      \
     X(read_errors,         "reads that the disk refused")

@@ -1,5 +1,6 @@
 #include "kvtier/evictor.h"
 
+#include "kvtier/protection.h"
 #include "kvtier/store_rooms.h"
 
 #include <algorithm>
@@ -8,14 +9,19 @@ namespace kvtier {
 
 uint64_t evictor::evictable_bytes() const {
     return rooms.known.read([&](const object_graph & all) {
+        const protection kept(all, rooms.options.protected_bytes, rooms.e.now_ms());
         uint64_t sum = 0;
         for (const auto & [id, s] : all.segments) {
-            sum += s->pins == 0 ? disk_size(s->file_size) : 0;
+            sum += s->pins == 0 && !kept.covers(s.get()) ? disk_size(s->file_size) : 0;
         }
         for (const auto & [id, a] : all.anchors) {
-            sum += a->pins == 0 && a->is_written() ? disk_size(a->file_size) : 0;
+            const bool is_kept = a->at != nullptr && kept.covers(a->at->owner);
+            sum += a->pins == 0 && a->is_written() && !is_kept ? disk_size(a->file_size) : 0;
         }
         for (const auto & [id, c] : all.conversations) { // their checkpoints go with the state
+            if (kept.covers(c.get())) {
+                continue;
+            }
             sum += disk_size(c->index_size) + rooms.bytes.bytes_of(rooms.layout.conversation(c->name_space, c->hash));
             for (const auto & [number, point] : c->checkpoints) {
                 sum += disk_size(point->file_size);

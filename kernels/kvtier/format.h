@@ -1,4 +1,4 @@
-// Format 1 of the files in the store, as byte offsets. There are constants only; docs/formats.md explains them and a test
+// Formats 1 and 2 of the files in the store, as byte offsets. There are constants only; docs/formats.md explains them and a test
 // compares its tables with this file, so the two cannot drift apart.
 //
 // All integers are little-endian. Every file starts with the same header; what follows it depends on the kind. The
@@ -13,6 +13,10 @@ namespace format {
 
 constexpr uint8_t  magic[8] = { 'L', 'R', 'K', 'V', 'T', 'I', 'E', 'R' };
 constexpr uint16_t version  = 1;
+
+// Checkpoints and indexes that say what format 1 has no place for; a program that only knows that one leaves them alone. All
+// other files are of format 1.
+constexpr uint16_t version_extended = 2;
 
 // kind
 constexpr uint16_t kind_segment    = 1; // pages: the attention rows of consecutive tokens
@@ -78,6 +82,11 @@ constexpr size_t checkpoint_n_anchors    = 176; // u32
 constexpr size_t checkpoint_n_roles      = 180; // u32
 constexpr size_t checkpoint_tables       = 184; // n_runs points, n_anchors points, n_roles role marks
 
+// what format 2 adds behind a checkpoint's tables
+constexpr size_t extended_n_naming   = 0; // u32
+constexpr size_t extended_title_size = 4; // u32
+constexpr size_t extended_title      = 8; // title_size bytes of UTF-8
+
 // point: a place in a chain of tokens
 constexpr size_t point_key = 0;  // 16 bytes
 constexpr size_t point_n   = 16; // u32
@@ -105,6 +114,11 @@ constexpr size_t use_last_used_ms = 16; // i64
 constexpr size_t use_hits         = 24; // u64
 constexpr size_t use_size         = 32;
 
+// what format 2 adds behind an index's entries
+constexpr size_t kept_ttl_ms    = 0;  // i64
+constexpr size_t kept_expire_ms = 8;  // i64
+constexpr size_t kept_size      = 16;
+
 // A file that claims more than these limits is damaged: no model has a context of 16 million tokens, and nothing is allocated
 // for a claim that the size of the file does not back.
 constexpr uint32_t max_tokens    = uint32_t(1) << 24;
@@ -112,6 +126,7 @@ constexpr uint32_t max_page_size = uint32_t(1) << 16;
 constexpr uint32_t max_runs      = uint32_t(1) << 20;
 constexpr uint32_t max_anchors   = uint32_t(1) << 12;
 constexpr uint32_t max_roles     = uint32_t(1) << 16;
+constexpr uint32_t max_title     = uint32_t(1) << 10;
 constexpr uint32_t max_head_size = uint32_t(1) << 28;
 constexpr uint64_t max_file_size = uint64_t(1) << 40;
 

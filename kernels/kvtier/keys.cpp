@@ -1,6 +1,7 @@
 #include "kvtier/keys.h"
 
 #include "kvtier/blake2b.h"
+#include "kvtier/coding.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +11,8 @@ namespace kvtier {
 // Each kind of key starts its hash with a name of its own, so that no root can equal a page.
 static constexpr char domain_root[] = "llama-run root 1";
 static constexpr char domain_page[] = "llama-run page 1";
+static constexpr char domain_conversation_key[]    = "llama-run conversation key 1";
+static constexpr char domain_conversation_tokens[] = "llama-run conversation tokens 1";
 
 // Feeds values to a hash as little-endian bytes, strings and lists behind their length.
 class key_hasher {
@@ -60,6 +63,22 @@ public:
 private:
     blake2b hash;
 };
+
+static uint64_t first_bytes(const key & k) {
+    return load_le<uint64_t>(k.data());
+}
+
+uint64_t conversation_of_key(const std::string & key) {
+    key_hasher hasher(domain_conversation_key);
+    hasher.add(key);
+    return first_bytes(hasher.finish());
+}
+
+uint64_t conversation_through(const token * tokens, size_t n_tokens) {
+    key_hasher hasher(domain_conversation_tokens);
+    hasher.add(tokens, n_tokens);
+    return first_bytes(hasher.finish());
+}
 
 uint64_t conversation_hash(const token * tokens, size_t n_tokens) {
     uint64_t hash = 0xcbf29ce484222325; // FNV-1a offset basis

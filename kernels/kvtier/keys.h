@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace kvtier {
@@ -16,11 +17,19 @@ using token = int32_t; // llama_token
 
 using key = std::array<uint8_t, 16>;
 
-// So many tokens of a prompt decide which conversation it belongs to.
+// Which conversation a prompt belongs to decides how it is listed, limited and removed, never what of it may be reused. It has
+// the key that its client gives, or goes by its tokens through the end of the user's first message. None of it depends
+// on the model, so that the state of a draft model is found under the same name.
+uint64_t conversation_of_key(const std::string & key);
+uint64_t conversation_through(const token * tokens, size_t n_tokens);
+
+// So many tokens decide where nothing else is known.
 constexpr size_t n_conversation_tokens = 1024;
 
 // It is 64-bit FNV-1a over the first n_conversation_tokens tokens, 4 little-endian bytes each.
 uint64_t conversation_hash(const token * tokens, size_t n_tokens);
+
+using conversation_id = std::pair<key, uint64_t>; // name space and hash
 
 struct adapter {
     key   content; // hash of the adapter's file

@@ -28,6 +28,7 @@ std::unique_ptr<checkpoint> make_checkpoint(const checkpoint_record & record, ui
     c->turn         = record.turn;
     c->n_tokens     = record.n_tokens;
     c->n_static     = record.n_static;
+    c->n_naming     = record.n_naming;
     c->file_size    = file_size;
     c->created_ms   = record.header.created_ms;
     c->last_turn    = record.turn;
@@ -137,10 +138,9 @@ void object_graph::forget_checkpoints_at(const run * at, doomed_files & out) {
     }
 }
 
-void object_graph::forget_segment(segment & s, doomed_files & out) {
-    const std::shared_ptr<segment> keep = segments.at(s.id);
+void object_graph::forget_runs(segment & s, size_t first, doomed_files & out) {
     std::vector<run *> gone;
-    index.detach(s, gone);
+    index.detach(s, gone, first);
     for (run * r : gone) {
         ram->erase(object_kind::page, r->k);
         forget_checkpoints_at(r, out);
@@ -150,19 +150,25 @@ void object_graph::forget_segment(segment & s, doomed_files & out) {
             forget_anchor(r->anchored, out);
         }
     }
+}
+
+void object_graph::forget_segment(segment & s, doomed_files & out) {
+    const std::shared_ptr<segment> keep = segments.at(s.id);
+    forget_runs(s, 0, out);
     segments.erase(s.id);
     out.push_back({ layout->pages(s.name_space), names::segment(s.id), doomed_file::fate::remove });
 }
 
 // What a conversation may be alone in using: also state whose checkpoint was retired long ago, or never written. That is
-// all that hangs below its first tokens, because they are what makes it this conversation.
+// all that hangs below the tokens that name it, because they are what makes it this conversation.
 static std::vector<segment *> segments_of(const conversation & c) {
     std::set<segment *> found;
     std::vector<run *>  below;
     for (const auto & [number, point] : c.checkpoints) {
+        const size_t n_naming = point->n_naming != 0 ? point->n_naming : n_conversation_tokens;
         for (run * r = point->end; r != nullptr; r = r->parent) {
             found.insert(r->owner);
-            if (r->p0 < n_conversation_tokens && r->p1 >= n_conversation_tokens) {
+            if (r->p0 < n_naming && r->p1 >= n_naming) {
                 below.push_back(r);
             }
         }
@@ -181,7 +187,29 @@ bool is_being_read(const conversation & c) {
     });
 }
 
-void object_graph::forget_conversation(conversation & c, doomed_files & out) {
+size_t object_graph::n_needed(const segment & s) const {
+    size_t     n    = 0;
+    const auto need = [&](const run & r) { n = std::max(n, static_cast<size_t>(&r - s.runs.data()) + 1); };
+    for (const auto & [user, count] : s.users) {
+        for (const auto & [number, point] : user->checkpoints) {
+            const run * r = point->end;
+            while (r != nullptr && r->owner != &s) {
+                r = r->parent;
+            }
+            if (r != nullptr) {
+                need(*r); // the last one of its path here
+            }
+        }
+    }
+    for (const run & r : s.runs) {
+        if (std::any_of(r.children.begin(), r.children.end(), [&](const run * child) { return child->owner != &s; })) {
+            need(r);
+        }
+    }
+    return n;
+}
+
+std::vector<uint64_t> object_graph::forget_conversation(conversation & c, doomed_files & out) {
     std::vector<uint64_t> mine; // ids: a segment may go while another is looked at
     for (const segment * s : segments_of(c)) {
         mine.push_back(s->id);
@@ -190,11 +218,16 @@ void object_graph::forget_conversation(conversation & c, doomed_files & out) {
         forget_checkpoint(*c.checkpoints.rbegin()->second, out);
     }
     forget_checkpoint(*c.checkpoints.begin()->second, out); // c is gone
+    forget_unneeded(mine, out);
+    mine.erase(std::remove_if(mine.begin(), mine.end(), [&](uint64_t id) { return segments.count(id) == 0; }), mine.end());
+    return mine;
+}
 
-    std::sort(mine.begin(), mine.end(), std::greater<uint64_t>()); // later ones tend to continue earlier ones
+void object_graph::forget_unneeded(std::vector<uint64_t> ids, doomed_files & out) {
+    std::sort(ids.begin(), ids.end(), std::greater<uint64_t>()); // later ones tend to continue earlier ones
     for (bool changed = true; changed;) {
         changed = false;
-        for (uint64_t id : mine) {
+        for (uint64_t id : ids) {
             const auto it = segments.find(id);
             if (it != segments.end() && it->second->users.empty() && it->second->n_outer_children == 0) {
                 const std::shared_ptr<segment> gone = it->second;

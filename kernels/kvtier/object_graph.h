@@ -28,6 +28,7 @@ struct checkpoint {
     uint64_t       turn       = 0;
     uint32_t       n_tokens   = 0;
     uint32_t       n_static   = 0;
+    uint32_t       n_naming   = 0;
     uint64_t       file_size  = 0;
     int64_t        created_ms = 0;
     uint64_t       last_turn  = 0;
@@ -37,8 +38,6 @@ struct checkpoint {
     run *                  end = nullptr;
     std::vector<segment *> segments; // that its chain goes through, each once
 };
-
-using conversation_id = std::pair<key, uint64_t>; // name space and hash
 
 struct conversation {
     explicit conversation(const conversation_id & id) : name_space(id.first), hash(id.second) {}
@@ -50,6 +49,8 @@ struct conversation {
     uint64_t       hits         = 0;
     uint64_t       index_size   = 0;     // of index.bin; 0 = none
     bool           index_stale  = false;
+    std::string    title;
+    lifetime       life;
     std::map<uint32_t, std::unique_ptr<checkpoint>> checkpoints;
     uint32_t       next_number  = 1;
 
@@ -108,7 +109,17 @@ public:
     void forget_anchor(const std::shared_ptr<anchor> & a, doomed_files & out);
     void forget_checkpoint(checkpoint & c, doomed_files & out);
     void forget_checkpoints_at(const run * at, doomed_files & out); // which is about to lose its state, or its anchor
-    void forget_conversation(conversation & c, doomed_files & out); // with everything that only it uses
+
+    // With everything that only it uses, file by file. Gives the segments that it was in and that are still there.
+    std::vector<uint64_t> forget_conversation(conversation & c, doomed_files & out);
+
+    // Counts the first runs of a segment that a checkpoint or another segment needs; nobody needs the rest.
+    size_t n_needed(const segment & s) const;
+
+    // Forgets those from the first-th on. The segment stays.
+    void forget_runs(segment & s, size_t first, doomed_files & out);
+
+    void forget_unneeded(std::vector<uint64_t> ids, doomed_files & out); // of these segments, what no conversation needs
 
 private:
     const file_layout * layout;

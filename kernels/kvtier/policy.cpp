@@ -36,6 +36,9 @@ double keep_score(const object_facts & facts) {
     if (facts.n_conversations > 1 || facts.static_prefix) {
         score += upper_class;
     }
+    if (facts.lapsed) {
+        score = -1 / (1 + value); // more than what nothing can use, which has -1
+    }
     if (facts.being_served) {
         score += 2 * upper_class;
     }

@@ -30,10 +30,12 @@ struct object_facts {
     uint32_t n_conversations = 0; // that need it
     bool     static_prefix   = false;
     bool     being_served    = false; // lies on the path of the prompt now in hand
+    bool     lapsed          = false; // only conversations need it whose ttl has passed
 };
 
 // What scores higher is kept longer. Objects that several conversations share, static prefixes and what the current prompt needs
-// form a class above everything else, whatever the rest says; within a class, recent, often hit and small ones win.
+// form a class above everything else, whatever the rest says, and what has lapsed one below; within a class, recent,
+// often hit and small ones win.
 double keep_score(const object_facts & facts);
 
 struct anchor_facts {

@@ -112,12 +112,12 @@ void prefix_index::attach(const std::vector<std::shared_ptr<segment>> & segments
     }
 }
 
-void prefix_index::detach(segment & s, std::vector<run *> & out) {
+void prefix_index::detach(segment & s, std::vector<run *> & out, size_t first_run) {
     const size_t first = out.size();
-    for (run & r : s.runs) {
-        if (r.attached) {
-            r.attached = false;
-            out.push_back(&r);
+    for (size_t i = first_run; i < s.runs.size(); i++) {
+        if (s.runs[i].attached) {
+            s.runs[i].attached = false;
+            out.push_back(&s.runs[i]);
         }
     }
     // Descendants in other segments go too: without their past they mean nothing.

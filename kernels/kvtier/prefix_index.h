@@ -151,8 +151,9 @@ public:
     // parent is missing or whose key is taken stay out; a segment with none attached is loose.
     void attach(const std::vector<std::shared_ptr<segment>> & segments);
 
-    // Takes runs out of the tree together with all that hangs below them. The runs are appended to `out`.
-    void detach(segment & s, std::vector<run *> & out);
+    // Takes runs out of the tree, from the first-th of the segment on, together with all that hangs below them. The
+    // runs are appended to `out`.
+    void detach(segment & s, std::vector<run *> & out, size_t first = 0);
 
     run * find(const key & k) const;
 

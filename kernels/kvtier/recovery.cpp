@@ -322,6 +322,7 @@ void recovery::scan_checkpoint(conversation & c, const std::string & folder, con
             return status::corrupt(damage::incomplete, "names state that is not stored");
         }
         found.add(make_checkpoint(record, file_size), c, *end);
+        c.title = c.title.empty() ? record.title : c.title; // all of a conversation's have the same
         return status::ok();
     });
 }
@@ -336,10 +337,14 @@ void recovery::scan_uses(conversation & c, const std::string & folder, const dir
         if (record.conversation != c.hash || !is_own(record.header, c.name_space)) {
             return status::corrupt(damage::misplaced, "index of another conversation, user or model");
         }
+        // One that knows the newest checkpoint was written after it, whatever the clock said at either time.
+        const bool is_newest = !c.checkpoints.empty() && std::any_of(record.entries.begin(), record.entries.end(),
+            [&](const use_entry & use) { return use.number == c.checkpoints.rbegin()->first; });
         c.index_size   = file_size;
         c.last_turn    = std::max(c.last_turn, record.last_turn);
-        c.last_used_ms = std::max(c.last_used_ms, record.last_used_ms);
+        c.last_used_ms = is_newest ? record.last_used_ms : std::max(c.last_used_ms, record.last_used_ms);
         c.hits         = record.hits;
+        c.life         = record.life;
         for (const use_entry & use : record.entries) {
             const auto it = c.checkpoints.find(use.number);
             if (it != c.checkpoints.end()) {

@@ -1,6 +1,7 @@
 #include "kvtier/saver.h"
 
 #include "kvtier/checksum.h"
+#include "kvtier/write_budget.h"
 
 #include <algorithm>
 
@@ -35,7 +36,11 @@ status saver::write_file(const std::string & folder, const std::string & name, c
         return status::over_budget(names::join(folder, name) + ": " + std::to_string(size) +
                                    " bytes do not fit the cache's budget of " + std::to_string(rooms.bytes.budget().limit()));
     }
-    return rooms.files.write(folder, name, parts, durable, std::move(room));
+    status s = rooms.files.write(folder, name, parts, durable, std::move(room));
+    if (s.is_ok() && rooms.options.writes != nullptr) {
+        rooms.options.writes->written(size);
+    }
+    return s;
 }
 
 file_header saver::header(const save_request & request, const key & name_space, uint32_t flags) const {
@@ -51,9 +56,45 @@ file_header saver::header(const save_request & request, const key & name_space, 
     return out;
 }
 
+// What of it the day's write budget allows: up to the first page that is refused, as if the conversation had been cut there. So
+// what is stored is listed, and can be removed.
+save_request saver::affordable(const save_request & request) const {
+    write_budget & writes = *rooms.options.writes;
+    save_request   out    = request;
+    uint64_t       n_before = 0;
+    for (size_t i = 0; i < out.runs.size(); i++) {
+        const save_run & run = out.runs[i];
+        if (!writes.admits(run.k, run.data->size(), n_before)) {
+            out.tokens.resize(run.p0);
+            out.runs.resize(i);
+            break;
+        }
+        n_before += run.data->size();
+    }
+    const size_t n_tokens = out.tokens.size();
+    out.anchors.erase(std::remove_if(out.anchors.begin(), out.anchors.end(), [&](const save_anchor & a) {
+        if (a.n_tokens > n_tokens || !writes.admits(a.k, a.data->size(), n_before)) {
+            return true;
+        }
+        n_before += a.data->size();
+        return false;
+    }), out.anchors.end());
+    out.roles.erase(std::remove_if(out.roles.begin(), out.roles.end(), [&](const role_mark & m) { return m.position >= n_tokens; }),
+                    out.roles.end());
+    return out;
+}
+
 status saver::save(const save_request & request) {
-    const key  name_space = user_key(request.root.user);
     mutex_lock writing(rooms.files.writing);
+    if (rooms.options.writes == nullptr || !rooms.options.writes->is_limited()) {
+        return save_within_budget(request);
+    }
+    const save_request allowed = affordable(request);
+    return allowed.tokens.empty() ? status::ok() : save_within_budget(allowed);
+}
+
+status saver::save_within_budget(const save_request & request) {
+    const key name_space = user_key(request.root.user);
     rooms.files.finish_deferred();
     lease  held = rooms.known.hold(request);
     status s    = make_folders(name_space);
@@ -213,7 +254,10 @@ status saver::save_checkpoint(const save_request & request, const key & name_spa
 
     checkpoint_record record;
     record.header       = header(request, name_space, request.folded ? format::flag_folded : 0);
-    record.conversation = conversation_hash(request.tokens.data(), n_tokens);
+    const conversation_facts & said = request.conversation;
+    record.conversation = said.hash != 0 ? said.hash : conversation_hash(request.tokens.data(), n_tokens);
+    record.n_naming     = std::min(said.n_naming, n_tokens);
+    record.title        = said.title.substr(0, format::max_title);
     record.n_tokens     = n_tokens;
     record.n_static     = std::min(request.n_static, n_tokens);
     record.roles        = request.roles;
@@ -244,7 +288,9 @@ status saver::save_checkpoint(const save_request & request, const key & name_spa
     }
     rooms.ram.begin_turn(name_space, record.turn);
     const conversation_id id = { name_space, record.conversation };
-    (void) write_uses_of(id).is_ok(); // only the ages; the checkpoint itself is safe
+    // Ages may be lost; how long it is to be kept may not. The checkpoint itself is safe.
+    const bool changed = rooms.known.change_lifetime(id, said.change);
+    (void) write_uses_of(id, changed).is_ok();
     apply_limits(rooms, name_space, &id);
     return status::ok();
 }
@@ -279,10 +325,11 @@ status saver::write_checkpoint(const checkpoint_record & record, const std::vect
     return s;
 }
 
-// This is rewritten often and easily rebuilt, so it is not synced.
+// This is rewritten often, and when things were used is easily rebuilt: it is only synced where somebody said how long the
+// conversation is to be kept.
 //
 // It goes by id, not by pointer: a reader that meets damage may make the catalog forget the conversation at any time.
-status saver::write_uses_of(const conversation_id & id) {
+status saver::write_uses_of(const conversation_id & id, bool durable) {
     index_record record;
     if (!rooms.known.uses_of(id, record)) {
         return status::ok();
@@ -294,11 +341,22 @@ status saver::write_uses_of(const conversation_id & id) {
     record.header.written_by  = rooms.options.written_by;
     const std::vector<uint8_t> bytes  = encode_index(record);
     const std::string          folder = rooms.layout.conversation(id.first, id.second);
-    const status s = write_file(folder, names::index_file, { { bytes.data(), bytes.size() } }, false);
+    status s = write_file(folder, names::index_file, { { bytes.data(), bytes.size() } }, durable);
+    if (s.is_ok() && durable) {
+        s = rooms.files.sync(folder);
+    }
     if (!rooms.known.uses_are_written(id, s.is_ok(), bytes.size()) && s.is_ok()) {
         rooms.files.remove_file(names::join(folder, names::index_file)); // the conversation has gone since
     }
     return s;
+}
+
+status saver::set_lifetime(const conversation_id & id, const lifetime_change & change) {
+    mutex_lock writing(rooms.files.writing);
+    if (!rooms.known.read([&](const object_graph & all) { return all.find(id) != nullptr; })) {
+        return status::miss("no conversation " + hex(id.second));
+    }
+    return rooms.known.change_lifetime(id, change) ? write_uses_of(id, true) : status::ok();
 }
 
 void saver::write_uses() {

@@ -20,14 +20,19 @@ public:
     // Writes when conversations were last used, where that has changed.
     void write_uses();
 
+    status set_lifetime(const conversation_id & id, const lifetime_change & change);
+
 private:
     status save_runs(const save_request & request, const key & name_space, lease & held) REQUIRES(rooms.files.writing);
     status save_anchors(const save_request & request, const key & name_space) REQUIRES(rooms.files.writing);
     status save_checkpoint(const save_request & request, const key & name_space) REQUIRES(rooms.files.writing);
     status write_checkpoint(const checkpoint_record & record, const std::vector<uint8_t> & bytes, bool is_new)
         REQUIRES(rooms.files.writing);
-    status write_uses_of(const conversation_id & id) REQUIRES(rooms.files.writing);
+    status write_uses_of(const conversation_id & id, bool durable = false) REQUIRES(rooms.files.writing);
 
+    save_request affordable(const save_request & request) const;
+
+    status save_within_budget(const save_request & request) REQUIRES(rooms.files.writing);
     status make_folders(const key & name_space) REQUIRES(rooms.files.writing);
     status make_folder(const std::string & parent, const std::string & name) REQUIRES(rooms.files.writing);
     status write_file(const std::string & folder, const std::string & name, const std::vector<const_span> & parts,

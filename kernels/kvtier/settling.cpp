@@ -31,14 +31,15 @@ static bool supersedes(const save_request & request, const save_request & earlie
 
 save_request settling::split(save_request & request) {
     save_request later;
-    later.root       = request.root;
-    later.tokens     = request.tokens;
-    later.checkpoint = request.checkpoint;
-    later.folded     = request.folded;
-    later.n_static   = request.n_static;
-    later.n_prompt   = request.n_prompt;
-    later.roles      = request.roles;
-    later.backend    = request.backend;
+    later.root         = request.root;
+    later.conversation = request.conversation;
+    later.tokens       = request.tokens;
+    later.checkpoint   = request.checkpoint;
+    later.folded       = request.folded;
+    later.n_static     = request.n_static;
+    later.n_prompt     = request.n_prompt;
+    later.roles        = request.roles;
+    later.backend      = request.backend;
     const auto first = std::stable_partition(request.anchors.begin(), request.anchors.end(),
                                              [&](const save_anchor & a) { return a.n_tokens <= request.n_static; });
     later.anchors.assign(std::make_move_iterator(first), std::make_move_iterator(request.anchors.end()));
@@ -52,9 +53,9 @@ std::vector<save_request> settling::add(save_request request, uint64_t number, c
     std::vector<save_request> needless;
     const key                 root = root_key(added.turn.root);
     for (auto it = all.begin(); it != all.end();) {
-        const bool same_chain = root_key(it->turn.root) == root;
-        const bool completed  = same_chain && completes(added.turn, it->turn);
-        if (!completed && !(same_chain && supersedes(added.turn, it->turn))) {
+        const bool together  = root_key(it->turn.root) == root && it->turn.conversation.hash == added.turn.conversation.hash;
+        const bool completed = together && completes(added.turn, it->turn);
+        if (!completed && !(together && supersedes(added.turn, it->turn))) {
             ++it;
             continue;
         }

@@ -119,6 +119,53 @@ TEST(other_conversations_supersede_nothing) {
     CHECK(m.restore(*s, two) == 96);
 }
 
+TEST(a_conversation_goes_on_under_its_own_name_alone) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  tokens = random_tokens(11, 96);
+    const auto  turn   = [&](uint64_t hash, uint32_t n) {
+        save_request request = planned(w, m, first(tokens, n), { n }, true, 0, n - 4);
+        request.conversation.hash          = hash;
+        request.conversation.title         = "title " + std::to_string(hash);
+        request.conversation.change.ttl_ms = 3600000;
+        return request;
+    };
+    CHECK(w.enqueue(turn(1, 48)));
+    CHECK(w.enqueue(turn(2, 80))); // The same words, and more, of another one.
+    CHECK(w.enqueue(turn(1, 96)));
+    w.flush();
+    CHECK(s->stats().values.anchors_superseded == 1);
+    const auto listed = s->list();
+    CHECK(listed.size() == 2);
+    for (const conversation_info & c : listed) {
+        CHECK(c.title == "title " + std::to_string(c.hash));
+        CHECK(c.life.ttl_ms == 3600000);
+        CHECK(c.turns == 1);
+    }
+}
+
+TEST(what_was_removed_is_not_written_afterwards) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  tokens = random_tokens(12, 96);
+    CHECK(w.enqueue(planned(w, m, first(tokens, 48), { 48 }, true, 0, 44)));
+    w.flush();
+    CHECK(w.enqueue(planned(w, m, tokens, { 96 }, true, 0, 90)));
+    drain(w);
+    CHECK(w.unwritten() == 1);
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation(key{}, s->list().front().hash, freed).is_ok());
+    CHECK(m.restore(*s, tokens) == 0);
+    w.flush();
+    CHECK(s->list().empty());
+    CHECK(s->stats().n_anchors == 0);
+    CHECK(s->stats().n_segments == 0);
+}
+
 TEST(everything_is_on_disk_after_stopping) {
     fault_env   disk;
     const model m      = hybrid();

@@ -4,6 +4,7 @@
 #include "kvtier/recovery.h"
 #include "kvtier/saver.h"
 #include "kvtier/store_rooms.h"
+#include "kvtier/trimming.h"
 
 #include <set>
 
@@ -22,7 +23,7 @@ uint64_t save_request::bytes() const {
 
 void apply_limits(store_rooms & rooms, const key & name_space, const conversation_id * changed) {
     doomed_files surplus;
-    rooms.known.forget_surplus(name_space, changed, surplus);
+    rooms.known.forget_surplus(name_space, changed, rooms.e.now_ms(), surplus);
     rooms.files.remove(surplus);
 }
 
@@ -128,14 +129,17 @@ status store::remove_conversation(const key & name_space, uint64_t hash, uint64_
     if (status s = rooms->files.may_change(); !s.is_ok()) {
         return s;
     }
-    mutex_lock   writing(rooms->files.writing);
-    doomed_files files;
-    if (!rooms->known.forget_conversation({ name_space, hash }, files)) {
+    mutex_lock            writing(rooms->files.writing);
+    doomed_files          files;
+    std::vector<uint64_t> left;
+    if (!rooms->known.forget_conversation({ name_space, hash }, files, left)) {
         return status::miss("no conversation " + hex(hash));
     }
     std::set<std::string> changed;
     bytes_freed = rooms->files.remove(files, &changed);
-    return rooms->files.sync_all(changed);
+    const status trimmed = trim(*rooms, left, bytes_freed, changed);
+    const status synced  = rooms->files.sync_all(changed);
+    return trimmed.is_ok() ? synced : trimmed;
 }
 
 status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) {
@@ -160,6 +164,36 @@ status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) 
     return removed.is_ok() || removed.is_miss() ? synced : removed;
 }
 
+status store::set_lifetime(const key & name_space, uint64_t hash, const lifetime_change & change) {
+    if (status s = rooms->files.may_change(); !s.is_ok()) {
+        return s;
+    }
+    return saver(*rooms).set_lifetime({ name_space, hash }, change);
+}
+
+std::vector<conversation_id> store::expired() {
+    return rooms->known.expired(rooms->e.now_ms());
+}
+
+status store::remove_expired(const std::vector<conversation_id> & ids, uint64_t & bytes_freed) {
+    if (status s = rooms->files.may_change(); !s.is_ok()) {
+        return s;
+    }
+    mutex_lock            writing(rooms->files.writing);
+    doomed_files          files;
+    std::vector<uint64_t> left;
+    std::set<std::string> changed;
+    rooms->known.forget_expired(ids, rooms->e.now_ms(), files, left);
+    bytes_freed = rooms->files.finish_deferred(&changed) + rooms->files.remove(files, &changed);
+    if (!files.empty()) {
+        bytes_freed += rooms->files.empty_quarantine(); // damaged files do not tell whose they are
+        changed.insert(rooms->layout.model());
+    }
+    const status trimmed = trim(*rooms, left, bytes_freed, changed);
+    const status synced  = rooms->files.sync_all(changed);
+    return trimmed.is_ok() ? synced : trimmed;
+}
+
 status store::gc(uint64_t & bytes_freed) {
     if (status s = rooms->files.may_change(); !s.is_ok()) {
         return s;
@@ -170,8 +204,14 @@ status store::gc(uint64_t & bytes_freed) {
         doomed_files   files;
         rooms->files.finish_deferred();
         rooms->files.empty_quarantine();
+        std::vector<uint64_t> left;
+        std::set<std::string> changed;
+        uint64_t              trimmed = 0; // is in what the ledger tells
+        rooms->known.forget_expired(rooms->known.expired(rooms->e.now_ms()), rooms->e.now_ms(), files, left);
         rooms->known.forget_unusable(files);
-        rooms->files.remove(files);
+        rooms->files.remove(files, &changed);
+        (void) trim(*rooms, left, trimmed, changed).is_ok(); // What could not be cut is tried again.
+        (void) rooms->files.sync_all(changed).is_ok();
         apply_all_limits(*rooms);
         const uint64_t after = rooms->bytes.bytes();
         bytes_freed = before > after ? before - after : 0;

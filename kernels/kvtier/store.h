@@ -16,6 +16,7 @@
 #include "kvtier/counters.h"
 #include "kvtier/env.h"
 #include "kvtier/keys.h"
+#include "kvtier/lifetime.h"
 #include "kvtier/policy.h"
 #include "kvtier/search.h"
 #include "kvtier/status.h"
@@ -29,6 +30,8 @@
 
 namespace kvtier {
 
+class write_budget;
+
 struct store_options {
     std::string  root_dir;            // made if missing; its parent must exist
     key          fingerprint{};
@@ -36,11 +39,14 @@ struct store_options {
     std::string  written_by;          // version of llama-run, recorded in files
     uint64_t     max_bytes = uint64_t(64) << 30;
     std::shared_ptr<disk_budget> budget; // shared with other stores of the process; null: one of max_bytes
+    std::shared_ptr<write_budget> writes; // likewise; null: writes are not counted
     uint64_t     ram_bytes         = 0;
     uint32_t     max_checkpoints   = 64;  // per conversation, oldest go
     uint32_t     max_cold          = 32;  // of them cold
     uint32_t     max_conversations = 256; // per name space
     uint32_t     max_anchors       = 16;  // per conversation
+    uint64_t     protected_bytes   = uint64_t(32) << 30; // at most, of what lifetimes keep from eviction
+    int64_t      expire_ms         = 0;   // conversations that were unused for so long are expired; 0: never
     uint64_t     segment_bytes     = uint64_t(64) << 20; // larger saves are split into several files
     uint32_t     n_read_threads    = 8;   // of one load: enough for a fast disk, and sixteen were slower on a virtual one
     tier_windows windows;
@@ -71,8 +77,17 @@ public:
     virtual bool wait() const = 0;
 };
 
+// Which conversation a sequence belongs to, and what its client says of it.
+struct conversation_facts {
+    uint64_t        hash     = 0; // 0: that of its first tokens
+    uint32_t        n_naming = 0; // tokens that belong to no other; 0: likewise
+    std::string     title;        // the first one that is given stays
+    lifetime_change change;
+};
+
 struct save_request {
     chain_root               root;
+    conversation_facts       conversation;
     std::vector<token>       tokens;  // the whole sequence from position 0
     std::vector<save_run>    runs;    // what is not stored yet
     std::vector<save_anchor> anchors;
@@ -112,6 +127,9 @@ struct conversation_info {
     int64_t  created_ms    = 0; // of its oldest checkpoint
     int64_t  last_used_ms  = 0;
     std::string backend;
+    std::string title;
+    lifetime    life;
+    bool        is_protected = false; // from eviction, now
 };
 
 struct damage_note {
@@ -129,6 +147,8 @@ struct store_stats {
     counter_values values;
     uint64_t disk_bytes  = 0; // of the whole budget, other models included
     uint64_t disk_limit  = 0;
+    uint64_t protected_bytes = 0; // by lifetimes
+    uint64_t protected_limit = 0;
     uint64_t ram_bytes   = 0;
     uint64_t ram_limit   = 0;
     uint64_t index_bytes = 0; // RAM that the index takes, about
@@ -186,7 +206,18 @@ public:
     status remove_conversation(const key & name_space, uint64_t hash, uint64_t & bytes_freed);
     status remove_name_space(const key & name_space, uint64_t & bytes_freed);
 
-    // Removes what nothing can use: quarantine, runs without a past, anchors without a run. Enforces all limits.
+    // How long a conversation is kept. It holds after a power cut, too, once this returns ok.
+    status set_lifetime(const key & name_space, uint64_t hash, const lifetime_change & change);
+
+    // The conversations that have expired, less those that somebody reads. A use in the future, by a clock that has been set back
+    // since, counts as one now.
+    std::vector<conversation_id> expired();
+
+    // Removes those of them that nobody has used since, with what belongs to no conversation and is as old.
+    status remove_expired(const std::vector<conversation_id> & ids, uint64_t & bytes_freed);
+
+    // Removes what has expired and what nothing can use: quarantine, runs without a past, anchors without a run.
+    // Enforces all limits.
     status gc(uint64_t & bytes_freed);
 
     // Reads every byte and changes nothing.

@@ -1,18 +1,23 @@
 // What the store says about itself: conversations, numbers, and whether every byte is sound.
 #include "kvtier/checksum.h"
+#include "kvtier/protection.h"
 #include "kvtier/store_rooms.h"
 
 #include <algorithm>
 
 namespace kvtier {
 
-static conversation_info info_of(const store_rooms & rooms, const object_graph & all, const conversation & c) {
+static conversation_info info_of(const store_rooms & rooms, const object_graph & all, const protection & kept,
+                                 const conversation & c) {
     conversation_info info;
     info.name_space   = c.name_space;
     info.hash         = c.hash;
     info.turns        = c.checkpoints.size();
     info.hits         = c.hits;
     info.last_used_ms = c.last_used_ms;
+    info.title        = c.title;
+    info.life         = c.life;
+    info.is_protected = kept.covers(&c);
     const checkpoint & newest = *c.checkpoints.rbegin()->second;
     info.n_tokens   = newest.n_tokens;
     info.backend    = newest.backend;
@@ -29,11 +34,7 @@ static conversation_info info_of(const store_rooms & rooms, const object_graph &
         }
     }
     for (const segment * s : seen) {
-        uint64_t bytes = disk_size(s->file_size);
-        for (const run & r : s->runs) {
-            bytes += r.anchored != nullptr && r.anchored->is_written() ? disk_size(r.anchored->file_size) : 0;
-        }
-        (s->users.size() > 1 ? info.bytes_shared : info.bytes_own) += bytes;
+        (s->users.size() > 1 ? info.bytes_shared : info.bytes_own) += size_with_anchors(*s);
     }
     // The end decides where most of it is found, as the rest is at least as warm.
     const uint64_t turn   = all.turn_of(c.name_space);
@@ -45,9 +46,10 @@ static conversation_info info_of(const store_rooms & rooms, const object_graph &
 
 std::vector<conversation_info> store::list() const {
     return rooms->known.read([&](const object_graph & all) {
+        const protection               kept(all, rooms->options.protected_bytes, rooms->e.now_ms());
         std::vector<conversation_info> out;
         for (const auto & [id, c] : all.conversations) {
-            out.push_back(info_of(*rooms, all, *c));
+            out.push_back(info_of(*rooms, all, kept, *c));
         }
         return out;
     });
@@ -65,7 +67,9 @@ store_stats store::stats() const {
     out.disk_limit = budget.limit();
     out.ram_bytes  = rooms->ram.bytes();
     out.ram_limit  = rooms->ram.budget();
+    out.protected_limit = rooms->options.protected_bytes;
     rooms->known.read([&](const object_graph & all) {
+        out.protected_bytes = protection(all, rooms->options.protected_bytes, rooms->e.now_ms()).bytes();
         out.n_runs     = all.index.size();
         out.n_segments = all.segments.size();
         out.n_anchors  = all.anchors.size();

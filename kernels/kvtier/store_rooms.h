@@ -18,6 +18,7 @@
 #include "kvtier/store.h"
 
 #include <memory>
+#include <set>
 
 namespace kvtier {
 
@@ -38,6 +39,7 @@ struct store_rooms {
     catalog                    known;
     object_files               files;
     evictor                    room;
+    std::set<uint64_t>         untrimmed GUARDED_BY(files.writing); // segments with words of conversations that were removed
 };
 
 // Making room: what is worth least goes, of all stores that share the budget. It evicts until so many bytes fit, or not at

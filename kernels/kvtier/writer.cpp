@@ -62,7 +62,7 @@ bool writer::admits(uint64_t n_bytes) {
 writer::promise writer::coming(const chain_root & root, const token * tokens, size_t n_tokens) const {
     promise best;
     mutex_lock guard(mu);
-    if (queue.empty()) {
+    if (queue.empty() || held) {
         return best;
     }
     const key wanted = root_key(root);
@@ -100,10 +100,17 @@ bool writer::wait_for(const promise & save, std::chrono::milliseconds at_most) {
     return true;
 }
 
+void writer::hold(bool on) {
+    mutex_lock guard(mu);
+    held = on;
+    changed.notify_all();
+}
+
 void writer::flush() {
     mutex_lock guard(mu);
     const uint64_t until = n_queued;
     settle_until = std::max(settle_until, until);
+    n_flushed    = std::max(n_flushed, until);
     changed.notify_all();
     while (n_done < until || settled.has_any_until(until) || settling_one) {
         changed.wait(guard);
@@ -150,17 +157,26 @@ size_t writer::unwritten() const {
 // the thread
 //
 
+bool writer::may_write_queued() const {
+    return !queue.empty() && (!held || n_done < n_flushed);
+}
+
+bool writer::may_write_settled() const {
+    return held ? settled.has_any_until(settle_until) : settled.is_due(settling::clock::now(), settle_until);
+}
+
 void writer::run() {
     mutex_lock guard(mu);
     for (;;) {
-        while (!stopping && queue.empty() && !settled.is_due(settling::clock::now(), settle_until)) {
-            if (const auto next = settled.next_due()) {
+        while (!stopping && !may_write_queued() && !may_write_settled()) {
+            const auto next = settled.next_due();
+            if (next && !held) {
                 (void) changed.wait_until(guard, *next);
             } else {
                 changed.wait(guard);
             }
         }
-        if (!queue.empty()) {
+        if (!queue.empty() && (stopping || may_write_queued())) {
             // It stays in the queue while it is written, for plan() to see; a deque does not move its front.
             const save_request & request = queue.front();
             const bool           waits   = settled.concerns(request);
@@ -182,7 +198,8 @@ void writer::run() {
                 target.give_up_unwritten(turn);
             }
             guard.lock();
-        } else if (const auto turn = settled.take_due(settling::clock::now(), stopping ? n_queued : settle_until)) {
+        } else if (const auto turn = settled.take_due(held ? settling::clock::time_point::min() : settling::clock::now(),
+                                                      stopping ? n_queued : settle_until)) {
             settling_one = true;
             guard.unlock();
             const status result = write_settled(*turn);

@@ -53,6 +53,10 @@ public:
     // Returns when that save is on disk or kept in memory or has failed, or false when it has done neither within this time.
     bool wait_for(const promise & save, std::chrono::milliseconds at_most);
 
+    // Nothing is written from now on, until it is allowed again, flushed or stopped: a battery is low. Requests stay in the
+    // queue, and nobody is promised anything.
+    void hold(bool on);
+
     // Returns when everything that was queued before the call is on disk, or has failed; also what was kept back.
     void flush();
 
@@ -74,6 +78,8 @@ private:
     };
 
     bool    admits(uint64_t n_bytes) REQUIRES(mu);
+    bool    may_write_queued() const REQUIRES(mu);
+    bool    may_write_settled() const REQUIRES(mu);
     void    run();
     written write(const save_request & request, bool waits);
     status  write_settled(const save_request & turn);
@@ -91,6 +97,8 @@ private:
     uint64_t                 bytes GUARDED_BY(mu)    = 0;
     uint64_t                 n_queued GUARDED_BY(mu) = 0; // ever
     uint64_t                 n_done GUARDED_BY(mu)   = 0; // ever
+    bool                     held GUARDED_BY(mu)     = false;
+    uint64_t                 n_flushed GUARDED_BY(mu) = 0; // up to here they are written, held or not
     bool                     stopping GUARDED_BY(mu) = false;
     settling                 settled GUARDED_BY(mu);
     uint64_t                 settle_until GUARDED_BY(mu) = 0; // the number of the last save that is not kept back any more

@@ -183,11 +183,12 @@ status sequence_store::save(llama_seq_id seq, const sequence_turn & turn) {
     }
 
     kvtier::save_request request = writer_->plan(wanted);
-    request.checkpoint = turn.complete;
-    request.folded     = folded();
-    request.n_prompt   = turn.n_prompt;
-    request.roles      = turn.roles;
-    request.backend    = options.backend;
+    request.conversation = turn.conversation;
+    request.checkpoint   = turn.complete;
+    request.folded       = folded();
+    request.n_prompt     = turn.n_prompt;
+    request.roles        = turn.roles;
+    request.backend      = options.backend;
     const status behind = status::no_space("the writer is behind: this turn is not stored");
     if (!writer_->has_room(estimate(request.runs))) {
         return behind;
@@ -212,13 +213,14 @@ status sequence_store::save(llama_seq_id seq, const sequence_turn & turn) {
 }
 
 kvtier::match sequence_store::find(const sequence_scope & scope, const std::vector<kvtier::token> & tokens,
-                                   size_t limit) const {
+                                   size_t limit, uint64_t conversation) const {
     kvtier::lookup_request request;
-    request.root     = root(scope);
-    request.tokens   = tokens.data();
-    request.n_tokens = tokens.size();
-    request.limit    = limit;
-    request.folded   = folded();
+    request.root         = root(scope);
+    request.tokens       = tokens.data();
+    request.n_tokens     = tokens.size();
+    request.limit        = limit;
+    request.folded       = folded();
+    request.conversation = conversation;
     return store_->lookup(request);
 }
 

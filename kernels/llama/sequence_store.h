@@ -59,6 +59,7 @@ struct anchor_copy {
 
 struct sequence_turn {
     sequence_scope             scope;
+    kvtier::conversation_facts conversation;
     std::vector<kvtier::token> tokens;           // what the sequence holds, from position 0
     std::vector<anchor_copy>   anchors;          // taken on the way
     uint32_t                   n_static = 0;     // tokens before the first user message
@@ -129,8 +130,10 @@ public:
     // no_space when the queue is full. Serving goes on either way.
     kvtier::status save(llama_seq_id seq, const sequence_turn & turn);
 
-    // limit: tokens of use at most; one less than the prompt where the last token must be evaluated for its logits.
-    kvtier::match find(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit) const;
+    // limit: tokens of use at most; one less than the prompt where the last token must be evaluated for its logits. conversation:
+    // which one it belongs to; 0: that of its first tokens.
+    kvtier::match find(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit,
+                       uint64_t conversation = 0) const;
 
     // What find would find more once the writer is done with it.
     kvtier::writer::promise coming(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit) const;

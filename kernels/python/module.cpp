@@ -8,6 +8,9 @@ PYBIND11_MODULE(_kernels, m) {
           [](const tokens & t) { return kvtier::conversation_hash(t.data(), t.size()); },
           py::arg("tokens"), "64-bit FNV-1a over the first 1024 tokens.");
 
+    m.def("conversation_of_key", &kvtier::conversation_of_key, py::arg("key"),
+          "The hash of the conversation that a client calls so.");
+
     m.def("root_key",
           [](const py::bytes & fingerprint, uint32_t page_size, std::string user, const adapter_list & adapters) {
               const kvtier::key model = key_from_bytes(fingerprint, "fingerprint");

@@ -151,7 +151,8 @@ public:
 
     uint64_t save(const tokens & t, const std::function<py::bytes(uint32_t, uint32_t)> & rows,
                   const std::map<uint32_t, py::bytes> & anchors, std::string user, const adapter_list & adapters,
-                  uint32_t n_static, bool checkpoint, const std::string & backend) const {
+                  uint32_t n_static, bool checkpoint, const std::string & backend, uint64_t conversation,
+                  const std::string & title) const {
         const auto            s = change();
         std::vector<uint32_t> lengths;
         for (const auto & [n, data] : anchors) {
@@ -167,6 +168,8 @@ public:
         request.checkpoint = checkpoint;
         request.folded     = !anchors.empty();
         request.backend    = backend;
+        request.conversation.hash  = conversation;
+        request.conversation.title = title;
         py::gil_scoped_release no_gil;
         check(s->store->save(request));
         return request.bytes();
@@ -254,6 +257,21 @@ public:
     uint64_t remove_conversation(const py::bytes & name_space, uint64_t hash) const {
         const kvtier::key key = key_from_bytes(name_space, "name_space");
         return freed([&](kvtier::store & s, uint64_t & bytes) { return s.remove_conversation(key, hash, bytes); });
+    }
+
+    void set_lifetime(const py::bytes & name_space, uint64_t hash, const std::optional<std::string> & ttl,
+                      const std::optional<std::string> & expire) const {
+        const kvtier::key       key = key_from_bytes(name_space, "name_space");
+        const auto              s   = change();
+        kvtier::lifetime_change life;
+        if (ttl && !(life.ttl_ms = kvtier::parse_ttl(*ttl))) {
+            throw py::value_error("a ttl is 5m, 1h, 24h, forever or none");
+        }
+        if (expire && !(life.expire_ms = kvtier::parse_expire(*expire))) {
+            throw py::value_error("a duration is like 90s, 30m, 12h or 7d, or none");
+        }
+        py::gil_scoped_release no_gil;
+        check(s->store->set_lifetime(key, hash, life));
     }
 
     uint64_t remove_name_space(const py::bytes & name_space) const {
@@ -348,6 +366,7 @@ std::unique_ptr<py_store> make_store(const py::object & folder, const py::bytes 
     options.max_checkpoints   = max_checkpoints.value_or(no_limit);
     options.max_cold          = no_limit;
     options.max_anchors       = no_limit;
+    options.protected_bytes   = max_bytes ? *max_bytes / 2 : options.max_bytes;
     return std::make_unique<py_store>(options);
 }
 
@@ -405,6 +424,10 @@ void bind_results(py::module_ & m) {
         .def_property_readonly("tier", [](const conversation_info & c) { return kvtier::tier_name(c.where); })
         .def_readonly("created_ms", &conversation_info::created_ms)
         .def_readonly("last_used_ms", &conversation_info::last_used_ms)
+        .def_property_readonly("title", [](const conversation_info & c) { return text_to_python(c.title); })
+        .def_property_readonly("ttl", [](const conversation_info & c) { return kvtier::duration_text(c.life.ttl_ms); })
+        .def_property_readonly("expire", [](const conversation_info & c) { return kvtier::duration_text(c.life.expire_ms); })
+        .def_readonly("is_protected", &conversation_info::is_protected)
         .def_property_readonly("backend", [](const conversation_info & c) { return text_to_python(c.backend); });
 
     py::class_<damage_view>(m, "Damage")
@@ -498,7 +521,8 @@ void bind_store(py::module_ & m) {
         .def("save", &py_store::save, py::arg("tokens"), py::arg("rows"), py::kw_only(),
              py::arg("anchors") = std::map<uint32_t, py::bytes>(), py::arg("user") = "",
              py::arg("adapters") = adapter_list(), py::arg("n_static") = 0, py::arg("checkpoint") = true,
-             py::arg("backend") = "", "Saves what plan() names; rows(p0, p1) gives the state of a span.")
+             py::arg("backend") = "", py::arg("conversation") = 0, py::arg("title") = "",
+             "Saves what plan() names; rows(p0, p1) gives the state of a span.")
         .def("lookup", &py_store::lookup, py::arg("tokens"), py::kw_only(), py::arg("user") = "",
              py::arg("adapters") = adapter_list(), py::arg("folded") = false)
         .def("load", &py_store::load, py::arg("tokens"), py::kw_only(), py::arg("user") = "",
@@ -511,6 +535,9 @@ void bind_store(py::module_ & m) {
         .def("gc", &py_store::gc, "Removes what nothing can use; the bytes freed.")
         .def("remove_conversation", &py_store::remove_conversation, py::arg("name_space"), py::arg("hash"))
         .def("remove_name_space", &py_store::remove_name_space, py::arg("name_space"))
+        .def("set_lifetime", &py_store::set_lifetime, py::arg("name_space"), py::arg("hash"), py::kw_only(),
+             py::arg("ttl") = py::none(), py::arg("expire") = py::none(),
+             "How long a conversation is kept; None leaves it as it is. ValueError for what is no duration.")
         .def("set_aside", &py_store::set_aside, py::arg("paths"),
              "Moves files of this store to its quarantine, and closes the store; how many were moved.");
 }

@@ -105,10 +105,29 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
           "whether what was used last is read into RAM after the start, until the first request comes (default: on)",
           [](common_params & params, const std::string & value) { params.cache_ssd.read_ahead = parse_switch(value); } },
         "LLAMA_ARG_CACHE_SSD_READ_AHEAD");
+    add({ { "--cache-ssd-expire" }, "DAYS", "remove conversations that nobody used for so many days; 0: never (default: 0)",
+          [](common_params & params, int value) { params.cache_ssd.expire_days = parse_count(value, 0); } },
+        "LLAMA_ARG_CACHE_SSD_EXPIRE");
+    add({ { "--cache-ssd-sweep" }, "SECONDS", "how often it is looked for conversations that have expired (default: 300)",
+          [](common_params & params, int value) { params.cache_ssd.sweep_seconds = parse_count(value, 1); } },
+        "LLAMA_ARG_CACHE_SSD_SWEEP");
     add({ { "--max-concurrent-per-user" }, "N",
           "requests of one user served or waiting at a time, more are answered with 429 (default: 0, no limit)",
           [](common_params & params, int value) { params.cache_ssd.max_concurrent_per_user = parse_count(value, 0); } },
         "LLAMA_ARG_MAX_CONCURRENT_PER_USER");
+    add({ { "--max-queue" }, "N",
+          "requests that may wait for a slot, more are answered with 503 and Retry-After (default: -1, no limit)",
+          [](common_params & params, int value) {
+              params.cache_ssd.max_queue = value < 0 ? -1 : static_cast<int32_t>(parse_count(value, 0));
+          } },
+        "LLAMA_ARG_MAX_QUEUE");
+    add({ { "--queue-timeout" }, "SECONDS", "how long a request may wait for a slot before it is answered with 504 (default: 0, no limit)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.queue_timeout_s = parse_seconds(value); } },
+        "LLAMA_ARG_QUEUE_TIMEOUT");
+    add({ { "--cache-ssd-warm" }, "FILE",
+          "prepare these prompts at the start, in idle time: bodies of chat requests, one JSON object per line (default: none)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.warm_file = value; } },
+        "LLAMA_ARG_CACHE_SSD_WARM");
     add({ { "--user-header" }, "NAME",
           "the header in which a proxy says whose request it is; what bodies say then counts for nothing (default: none)",
           [](common_params & params, const std::string & value) {
@@ -150,6 +169,10 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
               }
           } },
         "LLAMA_ARG_ALLOWED_HOST");
+    add({ { "--cache-ssd-write-budget" }, "SIZE",
+          "bytes written in a day at most, like 20G; beyond it only what was asked for twice is (default: no limit)",
+          [](common_params & params, const std::string & value) { params.cache_ssd.write_bytes_per_day = parse_size(value); } },
+        "LLAMA_ARG_CACHE_SSD_WRITE_BUDGET");
 }
 
 } // namespace llama_run

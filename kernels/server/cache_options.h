@@ -16,10 +16,16 @@ struct cache_options {
     uint32_t    max_cold          = 32;    // cold checkpoints per conversation
     uint32_t    max_conversations = 256;
     uint64_t    max_bytes         = 0;     // on disk; 0: a fifth of the free space, at most 64 GiB
+    uint64_t    write_bytes_per_day = 0;   // to disk; 0: no limit
     double      settle_seconds    = 5;     // that a conversation rests before its folded state is written
     uint64_t    ram_bytes         = 0;     // hot and warm; 0: an eighth of the machine's
     bool        read_ahead        = true;  // what was used last, into RAM after the start
+    uint32_t    expire_days       = 0;     // without use, until a conversation is removed; 0: never
+    uint32_t    sweep_seconds     = 300;   // between two looks for such conversations
     uint32_t    max_concurrent_per_user = 0; // requests; 0: no limit
+    int32_t     max_queue         = -1;    // requests that wait for a slot; -1: no limit
+    double      queue_timeout_s   = 0;     // how long they may; 0: for ever
+    std::string warm_file;                 // bodies that are prepared at the start, one per line
     std::string user_header;               // names the user; empty: bodies do
     bool        metadata_users    = true;  // metadata.user_id of the Anthropic API separates
     bool        stable_prompts    = true;  // see stable_prompts.h

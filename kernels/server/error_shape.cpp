@@ -1,5 +1,7 @@
 #include "server/error_shape.h"
 
+#include "server/plan/errand.h"
+
 #include "json.h"
 
 #include <algorithm>
@@ -27,6 +29,7 @@ static std::string anthropic_type(int status, const std::string & type) {
 }
 
 void shape_error(const std::string & path, server_http_res & response) {
+    replace_answer(response);
     if (response.status < 400 || response.is_stream() || !has(path, "/v1/messages")) {
         return;
     }

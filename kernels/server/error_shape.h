@@ -12,7 +12,8 @@ namespace llama_run {
 // into the model's template by the handler, and all that can go wrong there is theirs; evaluating reports its errors otherwise.
 bool is_clients_fault(const std::string & path, const std::exception & e);
 
-// The Anthropic API wraps its errors: {"type": "error", "error": {"type": ..., "message": ...}}. Other answers stay as they are.
+// What is told instead of an answer (plan/errand.h) takes its place. The Anthropic API wraps its errors: {"type": "error",
+// "error": {"type": ..., "message": ...}}. Other answers stay as they are.
 void shape_error(const std::string & path, server_http_res & response);
 
 } // namespace llama_run

@@ -1,7 +1,10 @@
 #include "server/routes.h"
 
 #include "server/experts/expert_routes.h"
+#include "server/plan/plan_routes.h"
+#include "server/power/power_routes.h"
 #include "server/state_cache.h"
+#include "server/warm/warm_routes.h"
 
 #include "kvtier/file_names.h"
 
@@ -9,24 +12,40 @@
 
 namespace llama_run {
 
-// What is stored is only known while the store is open: calls what tells or changes it with the server awake, or says why that
-// cannot be.
-static server_http_res_ptr with_store(const state_cache & cache, const std::function<server_http_res_ptr()> & work) {
+server_http_res_ptr with_store(const state_cache & cache, const std::function<server_http_res_ptr()> & work) {
     const auto awake = cache.wake();
     const std::string why = cache.off_because();
     return why.empty() ? work() : refuse("the cache is off: " + why, ERROR_TYPE_NOT_SUPPORTED);
 }
 
+static constexpr const char * not_a_hash = "the conversation's hash is 16 hex digits, as GET /cache/conversations lists it";
+static constexpr const char * not_stored = "no such conversation is stored";
+
 static server_http_res_ptr remove_conversation(const state_cache & cache, const std::string & user, const server_http_req & req) {
     uint64_t hash;
     if (!kvtier::parse_hex(req.get_param("hash"), hash)) {
-        return refuse("the conversation's hash is 16 hex digits, as GET /cache/conversations lists it", ERROR_TYPE_INVALID_REQUEST);
+        return refuse(not_a_hash, ERROR_TYPE_INVALID_REQUEST);
     }
     uint64_t freed = 0;
     if (!cache.remove_conversation(user, hash, freed)) {
-        return refuse("no such conversation is stored", ERROR_TYPE_NOT_FOUND);
+        return refuse(not_stored, ERROR_TYPE_NOT_FOUND);
     }
     return answer(200, { { "hash", kvtier::hex(hash) }, { "bytes_freed", freed } });
+}
+
+static server_http_res_ptr keep_conversation(const state_cache & cache, const std::string & user, const server_http_req & req) {
+    uint64_t hash;
+    if (!kvtier::parse_hex(req.get_param("hash"), hash)) {
+        return refuse(not_a_hash, ERROR_TYPE_INVALID_REQUEST);
+    }
+    const kvtier::lifetime_change change = lifetime_of(common_json::parse(req.body), "");
+    if (!change.ttl_ms && !change.expire_ms) {
+        return refuse(R"(say how long it is to be kept: {"ttl": "24h"} or {"expire": "7d"})", ERROR_TYPE_INVALID_REQUEST);
+    }
+    common_json          kept;
+    const kvtier::status s = cache.keep(user, hash, change, kept);
+    return s.is_ok() ? answer(200, kept)
+         : s.is_miss() ? refuse(not_stored, ERROR_TYPE_NOT_FOUND) : refuse(s.message(), ERROR_TYPE_SERVER);
 }
 
 static server_http_res_ptr remove_user(const state_cache & cache, const std::string & user) {
@@ -49,10 +68,12 @@ void add_routes(const server_http_context & http, state_cache & cache, const cac
     const auto user_of = [options](const server_http_req & req, const char * param) {
         return user_of_route(req.headers, req.get_param(param), options);
     };
-    http.get("/cache", here_or_there("GET", [&cache, user_of](const server_http_req & req) {
+    const route_handler stats = here_or_there("GET", [&cache, user_of](const server_http_req & req) {
         const std::string user = user_of(req, "user_id");
         return answer(200, user.empty() ? cache.describe() : cache.describe_user(user));
-    }));
+    });
+    http.get("/cache", stats);
+    http.get("/v1/stats", stats);
     http.get("/cache/conversations", here_or_there("GET", [&cache, user_of](const server_http_req & req) {
         return with_store(cache, [&] {
             return answer(200, { { "conversations", cache.conversations(user_of(req, "user_id")) } });
@@ -64,6 +85,9 @@ void add_routes(const server_http_context & http, state_cache & cache, const cac
     http.del("/cache/conversations/:hash", here_or_there("DELETE", [&cache, user_of](const server_http_req & req) {
         return with_store(cache, [&] { return remove_conversation(cache, user_of(req, "user_id"), req); });
     }));
+    http.post("/cache/conversations/:hash", here_or_there("POST", [&cache, user_of](const server_http_req & req) {
+        return with_store(cache, [&] { return keep_conversation(cache, user_of(req, "user_id"), req); });
+    }));
     http.del("/cache/users/:id", here_or_there("DELETE", [&cache, user_of](const server_http_req & req) {
         return with_store(cache, [&] { return remove_user(cache, req.get_param("id").empty() ? "" : user_of(req, "id")); });
     }));
@@ -71,6 +95,12 @@ void add_routes(const server_http_context & http, state_cache & cache, const cac
         cache.flush();
         return answer(200, cache.describe());
     }));
+    add_power_routes(http, cache, here_or_there);
+    add_plan_routes(http, cache, here_or_there);
+    if (!proxy) {
+        cache.serve_warm(http, options.warm_file);
+    }
+    add_warm_routes(http, cache, here_or_there);
     add_expert_routes(http, cache.experts, here_or_there);
 }
 

@@ -14,6 +14,10 @@ struct cache_options;
 
 using route_proxy = std::function<server_http_res_ptr(const server_http_req &, const char * method)>;
 
+// What is stored is only known while the store is open: calls what tells or changes it with the server awake, or says why that
+// cannot be.
+server_http_res_ptr with_store(const state_cache & cache, const std::function<server_http_res_ptr()> & work);
+
 // wrap: upstream's, which turns exceptions into answers. proxy: see below; null where the model is served by this process.
 void add_routes(const server_http_context & http, state_cache & cache, const cache_options & options,
                 const std::function<route_handler(route_handler)> & wrap, const route_proxy & proxy);

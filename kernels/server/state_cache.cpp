@@ -1,17 +1,27 @@
 #include "server/state_cache.h"
 
 #include "server/cache/cache_core.h"
+#include "server/plan/errand.h"
 #include "server/printable.h"
+#include "server/warm/vendors.h"
+#include "server/warm/warmer.h"
 
 #include "log.h"
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 namespace llama_run {
 
+state_cache::state_cache() : planner(std::make_unique<request_planner>()) {}
+
+state_cache::~state_cache() = default;
+
 void state_cache::open(common_params & params, llama_context * target, llama_context * draft, server_queue & queue) {
     experts.open(target);
     overflow.open(params, target);
+    planner->open(params, target, false);
     if (params.cache_ssd.path.empty()) {
         return;
     }
@@ -31,7 +41,12 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     // One cache in RAM is enough, and ours shares what prompts have in common.
     params.cache_ram_mib    = 0;
     params.cache_idle_slots = false;
+    planner->open(params, target, true);
+    made->hold_writes(power.is_low());
     open_ = std::move(made);
+    if (!sweeping) {
+        sweeping = std::make_unique<sweeper>([this] { sweep(); }, std::chrono::seconds(params.cache_ssd.sweep_seconds));
+    }
     guard.unlock();
     ahead_warmer::keeper keeper;
     keeper.stored = [this](const server_task & task, const std::string & user) {
@@ -51,6 +66,9 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
 void state_cache::close() {
     overflow.close();
     experts.close();
+    if (stopping && warming_) {
+        warming_->stop();
+    }
     std::shared_ptr<cache_core> closing;
     {
         kvtier::mutex_lock guard(mu);
@@ -70,12 +88,18 @@ std::shared_ptr<cache_core> state_cache::core() const {
     return open_;
 }
 
-std::shared_ptr<void> state_cache::wake() const {
-    server_queue * known = nullptr;
-    {
-        kvtier::mutex_lock guard(mu);
-        known = queue;
+// A server that sleeps has closed its cache, and is left alone: what expires meanwhile goes when it wakes.
+void state_cache::sweep() const {
+    server_queue * known = known_queue();
+    const auto held = known->awake.hold(); // It comes before the question whether it sleeps.
+    const auto c    = known->is_sleeping() ? nullptr : core();
+    if (c) {
+        c->admin().sweep();
     }
+}
+
+std::shared_ptr<void> state_cache::wake() const {
+    server_queue * known = known_queue();
     if (known == nullptr) {
         return nullptr;
     }
@@ -109,9 +133,23 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
     const bool asked = !options.path.empty() || options.max_concurrent_per_user > 0 || (chat && context_overflow::was_cut());
     auto made = std::make_shared<admission>();
     made->user  = asked ? user_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC, options) : std::string();
+    if (!options.path.empty()) {
+        made->conversation = conversation_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC);
+    }
+    if (errand::current() != nullptr) {
+        made->conversation.title.clear(); // What it says may be made up, to see where prompts part.
+        return made;
+    }
+    if (core() && asks_to_warm(body, api)) {
+        warm_for_vendor(headers, body, api);
+    }
     made->place = gate.enter(made->user, options.max_concurrent_per_user);
     if (!made->place) {
         return nullptr;
+    }
+    made->in_line = planner->enter(options);
+    if (warming_) {
+        warming_->give_way();
     }
     say_model(body);
     made->under_way = overflow.ahead.enter();
@@ -142,13 +180,36 @@ common_json too_many_requests(const cache_options & options) {
     };
 }
 
+// The client gets the vendor's own kind of answer, instead of what the request would be answered with.
+void state_cache::warm_for_vendor(const http_headers & headers, const common_json & body, task_response_type api) {
+    const vendor_warm what = warm_of_vendor(body, api);
+    try {
+        const warm_result done = warming_->warm(what.route, headers, what.body, [this] { return stopping.load(); });
+        tell_instead({ 200, vendor_answer(body, api, done), {} });
+    } catch (const handler_refusal & refused) {
+        tell_instead({ refused.status, common_json::parse(refused.what()), {} });
+    }
+}
+
 void state_cache::arrive(server_task & task, const admission & from) const {
-    if (const auto c = core()) {
+    const auto c = core();
+    if (errand * own = errand::current()) {
+        run_errand(*own, task, [&](const server_task & cut, bool all) { return c ? c->look_ahead(cut, from, all) : foreseen(); });
+    }
+    planner->refuse_what_never_fits(task);
+    foreseen what;
+    what.prompt.n_tokens = static_cast<size_t>(task.n_tokens());
+    if (c) {
         c->arrive(task, from);
+        what = c->foresee(*task.cache);
     } else {
-        task.cache = std::make_shared<cache_ticket>(from.user); // should the cache be there when its turn comes
+        // The cache may be there when its turn comes.
+        task.cache = std::make_shared<cache_ticket>(from.user, from.conversation);
     }
     task.cache->dropped = from.dropped;
+    if (from.in_line) {
+        planner->arrived(*from.in_line, task, what);
+    }
 }
 
 int state_cache::choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const {
@@ -158,7 +219,7 @@ int state_cache::choose_among(const std::vector<slot_candidate> & slots, const s
 
 bool state_cache::prepare(const slot_view & slot, server_task & task) const {
     const auto c = core();
-    return !c || c->prepare(slot, task);
+    return !c || (c->prepare(slot, task) && planner->reserve(slot.id, task));
 }
 
 void state_cache::deferred() const {
@@ -170,6 +231,7 @@ void state_cache::deferred() const {
 cache_report state_cache::restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                                   const std::function<bool()> & make_room) const {
     const auto c = core();
+    planner->placed(slot.id, task);
     const context_dropped dropped = task.cache ? task.cache->dropped : context_dropped();
     cache_report report = c ? c->restore(slot, prompt, task, make_room) : cache_report();
     report.dropped = dropped;
@@ -181,6 +243,9 @@ bool state_cache::is_arriving(const slot_view & slot, server_prompt & prompt, ca
     const context_dropped dropped  = report.dropped; // The cache knows nothing of it.
     const bool            arriving = c && c->is_arriving(slot, prompt, report, others_go_on);
     report.dropped = dropped;
+    if (!arriving) {
+        planner->began(slot.id, report.restore_ms);
+    }
     return arriving;
 }
 
@@ -189,18 +254,33 @@ bool state_cache::is_cut(int id_slot, int64_t n_tokens) const {
     return c && c->is_cut(id_slot, static_cast<size_t>(n_tokens));
 }
 
+bool state_cache::may_grow(const slot_view & slot) const {
+    return slot.task == nullptr ||
+           planner->may_grow(slot.id, static_cast<size_t>(slot.task->n_tokens()), static_cast<size_t>(slot.prompt.n_tokens()) + 1);
+}
+
 bool state_cache::anchor(const slot_view & slot, int64_t n_tokens) const {
     const auto c = core();
     return c && c->anchor(slot, static_cast<uint32_t>(n_tokens));
 }
 
 void state_cache::evaluated(const slot_view & slot) const {
+    if (slot.task == nullptr) {
+        return;
+    }
+    planner->evaluated(slot.id, slot.stats);
+    if (warming_) {
+        warming_->evaluated(slot.task->id, slot.prompt.tokens.size());
+    }
     if (const auto c = core()) {
         c->evaluated(slot);
     }
 }
 
 void state_cache::ending(const slot_view & slot) const {
+    if (warming_ && slot.task != nullptr) {
+        warming_->finished(slot.task->id, slot.stats.n_prompt_cached, slot.stats.n_prompt_processed);
+    }
     if (const auto c = core()) {
         c->ending(slot);
     }
@@ -209,6 +289,9 @@ void state_cache::ending(const slot_view & slot) const {
 void state_cache::released(const slot_view & slot) {
     if (const auto c = core()) {
         c->released(slot);
+    }
+    if (planner->released(slot.id, slot.stats)) {
+        offer_again();
     }
     if (slot.task != nullptr) {
         overflow.ahead.released(slot.task->id, slot.stats.n_prompt_processed);
@@ -230,6 +313,13 @@ void state_cache::replaced(const slot_view & slot) const {
 common_json state_cache::describe() const {
     if (const auto c = core()) {
         common_json out = c->admin().describe();
+        out["plan"]   = planner->describe();
+        out["memory"] = planner->describe_memory();
+        if (warming_) {
+            out["warm"] = warming_->describe();
+        }
+        out["power"]   = power.describe();
+        out["written"] = c->written();
         out["prompts"] = {
             { "made_stable",     n_made_stable.load() },
             { "tools_reordered", tools.reordered() },
@@ -269,6 +359,59 @@ std::string state_cache::metrics() const {
     return last_metrics;
 }
 
+void state_cache::serve_warm(const server_http_context & http, const std::string & file) {
+    warming_ = std::make_unique<warmer>(http, *this);
+    if (!file.empty()) {
+        warming_->start_from(file);
+    }
+}
+
+bool state_cache::wait_until_idle(const std::function<bool()> & stop) const {
+    while (planner->requests().wait_until_idle(stop)) {
+        if (!power.is_low()) {
+            return true;
+        }
+        std::this_thread::sleep_for(std::chrono::seconds(1));
+    }
+    return false;
+}
+
+bool state_cache::is_idle() const {
+    return planner->requests().is_idle();
+}
+
+server_queue * state_cache::known_queue() const {
+    kvtier::mutex_lock guard(mu);
+    return queue;
+}
+
+void state_cache::cancel(int id_task) const {
+    if (server_queue * known = known_queue()) {
+        server_task task(SERVER_TASK_TYPE_CANCEL);
+        task.id        = known->get_new_id();
+        task.id_target = id_task;
+        known->post(std::move(task), true);
+    }
+}
+
+void state_cache::offer_again() const {
+    if (server_queue * known = known_queue()) {
+        known->offer_deferred();
+    }
+}
+
+common_json state_cache::plan(const errand & looked) const {
+    return planner->describe(looked.found, looked.n_predict, looked.n_answers);
+}
+
+void state_cache::set_power(bool mains, int battery) {
+    power.set(mains, battery);
+    overflow.ahead.pause(power.is_low());
+    if (const auto c = core()) {
+        c->hold_writes(power.is_low());
+    }
+}
+
 void state_cache::flush() const {
     if (const auto c = core()) {
         c->admin().flush();
@@ -283,6 +426,12 @@ bool state_cache::remove_conversation(const std::string & user, uint64_t hash, u
 bool state_cache::remove_user(const std::string & user, uint64_t & bytes_freed) const {
     const auto c = core();
     return c && c->admin().remove_user(user, bytes_freed);
+}
+
+kvtier::status state_cache::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change,
+                                 common_json & out) const {
+    const auto c = core();
+    return c ? c->admin().keep(user, hash, change, out) : kvtier::status::miss(off_because());
 }
 
 } // namespace llama_run

@@ -19,15 +19,20 @@
 // any thread, the rest from the inference thread. open and close belong to the thread that loads the model. No exception but for lack of memory.
 #pragma once
 
+#include "server/cache/sweeper.h"
 #include "server/cache_report.h"
+#include "server/conversation.h"
 #include "server/experts/expert_view.h"
 #include "server/overflow/context_overflow.h"
+#include "server/plan/request_planner.h"
+#include "server/power/power_state.h"
 #include "server/stable_prompts.h"
 #include "server/user_id.h"
 
 #include "kvtier/thread_annotations.h"
 
 #include "common.h"
+#include "server-http.h"
 #include "server-queue.h"
 #include "server-task.h"
 
@@ -42,6 +47,8 @@
 namespace llama_run {
 
 class cache_core;
+class warmer;
+struct errand;
 
 // What the hooks may know of a slot. server_slot itself is private to server-context.cpp.
 struct slot_view {
@@ -67,7 +74,9 @@ inline constexpr const char * stopping_message = "the server is stopping";
 struct admission {
     std::string           user;
     std::shared_ptr<void> place;
+    std::shared_ptr<request_line::place> in_line; // null: it uses idle time
     uint8_t               stable = 0; // what was made stable: stable_prompts.h
+    conversation_request  conversation;
     context_dropped       dropped;    // from its messages: overflow/context_overflow.h
     std::shared_ptr<void> under_way;  // nothing is evaluated ahead meanwhile
 
@@ -77,6 +86,9 @@ struct admission {
 
 class state_cache {
 public:
+    state_cache();
+    ~state_cache();
+
     // Turns upstream's prompt cache off when it succeeds. Requests that wait for files are deferred in the queue, which
     // must outlive this.
     void open(common_params & params, llama_context * target, llama_context * draft, server_queue & queue);
@@ -91,8 +103,8 @@ public:
         close();
     }
 
-    // Null when the user has as many requests as allowed. Throws std::invalid_argument for a malformed user id. api: which
-    // fields of the body are upstream's and ours, and which a client wrote.
+    // Null when the user has as many requests as allowed. Throws std::invalid_argument for what user_id.h and conversation.h
+    // refuse. api: which fields of the body are upstream's and ours, and which a client wrote.
     std::shared_ptr<admission> admit(const http_headers & headers, const common_json & body, task_response_type api,
                                      const cache_options & options);
 
@@ -125,6 +137,9 @@ public:
 
     // True: the store has the state of this length, and upstream need not copy it as well.
     bool anchor(const slot_view & slot, int64_t n_tokens) const;
+
+    // Whether there is room for the answer to go on; false where slots share their cells and none is left.
+    bool may_grow(const slot_view & slot) const;
     void evaluated(const slot_view & slot) const;
     void ending(const slot_view & slot) const;
     void released(const slot_view & slot);
@@ -157,9 +172,27 @@ public:
     common_json requests(const std::string & user) const;
     std::string metrics() const;
 
+    // What POST /cache/plan answers for a prompt that was looked at.
+    common_json plan(const errand & looked) const;
+
+    // Warming, behind every request. They are there from serve_warm on, which belongs to whoever adds routes.
+    void     serve_warm(const server_http_context & http, const std::string & file);
+    warmer & warming() const { return *warming_; }
+    bool     wait_until_idle(const std::function<bool()> & stop) const;
+    bool     is_idle() const;
+    bool     is_stopping() const { return stopping; }
+    void     cancel(int id_task) const;
+
+    // What POST /cache/power was told. While the battery is low nothing is written, warmed or read ahead.
+    void set_power(bool mains, int battery);
+    bool saves_power() const { return power.is_low(); }
+
     void flush() const;
     bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const; // false: there is none
     bool remove_user(const std::string & user, uint64_t & bytes_freed) const;
+
+    // Says how long a conversation is kept, and gives it as `conversations` lists it then. Miss: there is none.
+    kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out) const;
 
     context_overflow overflow; // with or without --cache-ssd
     expert_view      experts;  // with or without --cache-ssd: it opens and closes with the contexts, as the cache does
@@ -170,7 +203,15 @@ private:
     int                         choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const;
     std::shared_ptr<cache_core> core() const;
     void                        say_model(const common_json & body);
+    void                        sweep() const;
 
+    server_queue * known_queue() const;
+    void           offer_again() const;
+    void           warm_for_vendor(const http_headers & headers, const common_json & body, task_response_type api);
+
+    const std::unique_ptr<request_planner> planner;
+    power_state                 power;
+    std::unique_ptr<warmer>     warming_;
     user_gate                   gate;
     tool_watch                  tools;
     std::atomic<uint64_t>       n_made_stable{ 0 }; // prompts
@@ -184,6 +225,7 @@ private:
     std::string                 path GUARDED_BY(mu);            // of the cache's folder then
     std::string                 why_off GUARDED_BY(mu) = "not asked for: start the server with --cache-ssd PATH";
     std::atomic<bool>           stopping{ false };
+    std::unique_ptr<sweeper>    sweeping; // once a cache was opened; it uses all of the above, and goes first
 };
 
 // The error that goes with status 429.

@@ -2,6 +2,8 @@
 // does not listen keeps the process.
 #pragma once
 
+#include "server/plan/late_error.h"
+
 #include "server-task.h"
 
 #include <functional>

@@ -1,6 +1,8 @@
 #include "server/user_id.h"
 
+#include "server/conversation.h"
 #include "server/stable_prompts.h"
+#include "server/warm/vendors.h"
 
 #include "kvtier/file_names.h"
 
@@ -29,12 +31,16 @@ static std::string hashed(const char * kind, const std::string & text) {
     return std::string(kind) + "-" + kvtier::hex(kvtier::user_key(text));
 }
 
-static std::string claude_user(const std::string & device, const std::string & account) {
-    return hashed("claude", device + "/" + account);
-}
+struct claude_name {
+    std::string device;
+    std::string account; // may be empty
+    std::string session;
 
-// user_<device>_account_<account>_session_<session>: Claude Code 1.x and 2.0. The account may be empty.
-static bool is_old_claude(const std::string & text, std::string & user) {
+    std::string user() const { return hashed("claude", device + "/" + account); }
+};
+
+// user_<device>_account_<account>_session_<session>: Claude Code 1.x and 2.0.
+static bool is_old_claude(const std::string & text, claude_name & out) {
     static const std::string before_device = "user_", before_account = "_account_", before_session = "_session_";
     const size_t account = text.find(before_account);
     const size_t session = account == std::string::npos ? account : text.find(before_session, account + before_account.size() - 1);
@@ -42,13 +48,14 @@ static bool is_old_claude(const std::string & text, std::string & user) {
         return false;
     }
     const size_t begin = account + before_account.size();
-    user = claude_user(text.substr(before_device.size(), account - before_device.size()),
-                       session > begin ? text.substr(begin, session - begin) : std::string());
+    out.device  = text.substr(before_device.size(), account - before_device.size());
+    out.account = session > begin ? text.substr(begin, session - begin) : std::string();
+    out.session = text.substr(session + before_session.size());
     return true;
 }
 
 // A JSON text with device_id, account_uuid and session_id: Claude Code 2.1.
-static bool is_new_claude(const std::string & text, std::string & user) {
+static bool is_new_claude(const std::string & text, claude_name & out) {
     if (text.empty() || text[0] != '{') {
         return false;
     }
@@ -60,7 +67,7 @@ static bool is_new_claude(const std::string & text, std::string & user) {
         if (!named.is_object() || !named.contains("session_id") || part("device_id").empty()) {
             return false;
         }
-        user = claude_user(part("device_id"), part("account_uuid"));
+        out = { part("device_id"), part("account_uuid"), part("session_id") };
         return true;
     } catch (const std::exception &) {
         return false; // it only looks like JSON
@@ -75,11 +82,20 @@ std::string user_of_metadata(const common_json & value) {
         return hashed("metadata", value.dump_safe());
     }
     const std::string text = value.get<std::string>();
-    std::string       user;
-    if (is_new_claude(text, user) || is_old_claude(text, user)) {
-        return user;
+    claude_name       claude;
+    if (is_new_claude(text, claude) || is_old_claude(text, claude)) {
+        return claude.user();
     }
     return kvtier::is_user_id(text) ? text : hashed("metadata", text);
+}
+
+std::string session_of_metadata(const common_json & value) {
+    claude_name claude;
+    if (value.is_string()) {
+        const std::string text = value.get<std::string>();
+        (void) (is_new_claude(text, claude) || is_old_claude(text, claude));
+    }
+    return claude.session;
 }
 
 void keep_user(const common_json & anthropic, common_json & converted) {
@@ -93,13 +109,15 @@ void keep_user(const common_json & anthropic, common_json & converted) {
             converted[name] = anthropic.at(name);
         }
     }
+    keep_conversation(anthropic, converted);
+    keep_warm(anthropic, converted);
 }
 
 //
 // whose it is
 //
 
-static bool same_header(const std::string & a, const std::string & b) {
+bool same_header(const std::string & a, const std::string & b) {
     return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](char x, char y) {
         return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
     });

@@ -26,8 +26,8 @@ using http_headers = std::map<std::string, std::string>; // as upstream hands th
 // client may write it into its own.
 inline constexpr const char * converted_metadata_user = "__metadata_user_id";
 
-// Called at the end of that conversion: what of the original says whose it is, what was made stable in it, and our own fields.
-// `converted` was made from nothing.
+// Called at the end of that conversion: what of the original says whose it is and which conversation it belongs to, what was
+// made stable in it, and our own fields. `converted` was made from nothing.
 void keep_user(const common_json & anthropic, common_json & converted);
 
 // Empty: anonymous. converted: the body came through keep_user. Throws std::invalid_argument, naming the field and the rule,
@@ -41,6 +41,12 @@ std::string user_of_route(const http_headers & headers, const std::string & name
 // The user that any text of metadata.user_id stands for, always by the rule of kvtier::is_user_id: an id stays as it is, Claude Code's
 // names of device, account and session lose the session, the rest is hashed whole.
 std::string user_of_metadata(const common_json & value);
+
+// The session that Claude Code names there; empty where it does not.
+std::string session_of_metadata(const common_json & value);
+
+// Names of headers are spelled any way.
+bool same_header(const std::string & a, const std::string & b);
 
 // Upstream's resumable streams (X-Conversation-Id, /v1/stream) know no users: whoever names a conversation can read its answer
 // and end it. Set once, where --user-header is read; there are none of them then.

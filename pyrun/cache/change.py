@@ -1,8 +1,7 @@
-"""Removes stored state: what nothing can use, what is damaged, and what a user no longer wants."""
+"""Changes stored state: removes what is of no use, damaged or no longer wanted, and keeps what shall stay."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,22 @@ from pyrun.cache.folder import (
     opened,
     visit,
 )
-from pyrun.cache.look import Conversation, Damage, Progress, Reading, damage_of, list_model, verify_store
-from pyrun.cache.remote import list_server
+from pyrun.cache.look import (
+    Conversation,
+    Damage,
+    Progress,
+    Reading,
+    conversation_of,
+    damage_of,
+    list_model,
+    verify_store,
+    whole_hash,
+)
+from pyrun.cache.remote import keep_one, list_server
 from pyrun.cache.running import Running, server_of
 from pyrun.errors import UserError
 from pyrun.server.ask import ask
 
-HASH = re.compile(r"[0-9a-f]{4,16}")
 ANONYMOUS = _kernels.user_key("")
 
 
@@ -119,19 +127,14 @@ def select_conversations(cache: Path, hashes: Sequence[str], prefix: str | None 
                 stored += [(model, conversation, server) for conversation in listed]
     chosen: dict[tuple[str, str | None, str], Target] = {}
     for wanted in hashes:
-        start = wanted.lower()
-        if not HASH.fullmatch(start):
-            raise UserError(f"{wanted!r} is not the hash of a conversation", "give 4 to 16 digits of 0-9 and a-f")
-        found = [(model, c, server) for model, c, server in stored if c.hash.startswith(start)]
-        names = sorted({c.hash for _, c, _ in found})
-        if len(names) > 1:
-            several = "".join(f"\n  {name}" for name in names)
-            raise UserError(f"{wanted} could be any of these conversations:{several}", "give more of its digits")
-        if not found and held:
+        name = whole_hash(wanted, [c.hash for _, c, _ in stored])
+        if name is None and held:
             raise held[0]
-        if not found:
+        if name is None:
             raise UserError(f"no conversation {wanted} is stored in {cache}", "`llama-run cache ls` shows them")
-        for model, c, server in found:
+        for model, c, server in stored:
+            if c.hash != name:
+                continue
             name_space = bytes.fromhex(c.user) if c.user else ANONYMOUS
             key = (model.name, c.user, c.hash)
             chosen[key] = Target(model, [c], c.bytes_own, hash=int(c.hash, 16), name_space=name_space, server=server)
@@ -171,6 +174,27 @@ def select_all(cache: Path, prefix: str | None = None) -> list[Target]:
         Target(model, list_model(model).conversations, _kernels.measure_tree(str(model.path)))
         for model in find_models(cache, prefix)
     ]
+
+
+def keep(targets: Sequence[Target], ttl: str | None, expire: str | None) -> list[Conversation]:
+    """Says how long conversations are kept, and gives them as they are listed then."""
+    kept = []
+    for target in targets:
+        assert target.name_space is not None and target.hash is not None
+        if target.server is not None:
+            kept.append(keep_one(target.server.url, f"{target.hash:016x}", ttl, expire, target.server.key))
+            continue
+        with opened(target.model, change=True) as store:
+            try:
+                store.set_lifetime(target.name_space, target.hash, ttl=ttl, expire=expire)
+            except ValueError as error:
+                raise UserError(str(error)) from error
+            kept += [
+                conversation_of(c)
+                for c in store.conversations()
+                if (c.name_space, c.hash) == (target.name_space, target.hash)
+            ]
+    return kept
 
 
 def remove(cache: Path, targets: Sequence[Target], logs: Sequence[Path] = ()) -> Removed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from pathlib import Path
 
 from pyrun import _kernels
 from pyrun.cache.folder import Model, Visited, find_models, opened, visit
+from pyrun.errors import UserError
+
+HASH = re.compile(r"[0-9a-f]{4,16}")
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,10 @@ class Conversation:
     backend: str
     created_ms: int
     last_used_ms: int
+    title: str = ""  # the user's first words
+    ttl: str = "none"  # it is protected from eviction for so long after its last use
+    protected: bool = False  # whether it is, now
+    expire: str = "none"  # it is removed when nobody has used it for so long
 
 
 @dataclass(frozen=True)
@@ -89,12 +97,16 @@ def conversation_of(found: _kernels.Conversation) -> Conversation:
     return Conversation(
         hash=f"{found.hash:016x}",
         user=found.name_space.hex() if any(found.name_space) else None,
+        title=found.title,
         turns=found.turns,
         tokens=found.n_tokens,
         bytes_own=found.bytes_own,
         bytes_shared=found.bytes_shared,
         tier=found.tier,
         hits=found.hits,
+        ttl=found.ttl,
+        protected=found.is_protected,
+        expire=found.expire,
         backend=found.backend,
         created_ms=found.created_ms,
         last_used_ms=found.last_used_ms,
@@ -215,3 +227,15 @@ def file_bytes(model: Model) -> int:
             except OSError:
                 continue  # it is gone since, or the verification itself will report it
     return total
+
+
+def whole_hash(wanted: str, stored: Sequence[str]) -> str | None:
+    """Finds the one that begins so; None where there is none."""
+    start = wanted.lower()
+    if not HASH.fullmatch(start):
+        raise UserError(f"{wanted!r} is not the hash of a conversation", "give 4 to 16 digits of 0-9 and a-f")
+    names = sorted({name for name in stored if name.startswith(start)})
+    if len(names) > 1:
+        listed = "".join(f"\n  {name}" for name in names)
+        raise UserError(f"{wanted} could be any of these conversations:{listed}", "give more of its digits")
+    return names[0] if names else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import psutil
 
 from pyrun import _kernels, console
 from pyrun.cache.folder import Model, Visited
-from pyrun.cache.look import CacheStats, Conversation, Listing, Stats
+from pyrun.cache.look import CacheStats, Conversation, Listing, Stats, whole_hash
 from pyrun.errors import UserError
 from pyrun.server.ask import ask
 
@@ -74,6 +75,26 @@ def _conversation(told: dict[str, Any]) -> Conversation:
     """A server lists what has no user; what else it may say is not shown here."""
     names = {field.name for field in fields(Conversation)}
     return Conversation(**{"user": None} | {name: value for name, value in told.items() if name in names})
+
+
+def keep_on_server(
+    url: str, hashes: Sequence[str], ttl: str | None, expire: str | None, key: str | None = None
+) -> list[Conversation]:
+    """Does as change.keep, for conversations that the server lists."""
+    stored = [one["hash"] for one in ask(url, "/cache/conversations", key)["conversations"]]
+    kept = []
+    for wanted in hashes:
+        name = whole_hash(wanted, stored)
+        if name is None:
+            raise UserError(f"{url} has no conversation {wanted}", f"`llama-run cache ls --url {url}` shows them")
+        kept.append(keep_one(url, name, ttl, expire, key))
+    return kept
+
+
+def keep_one(url: str, name: str, ttl: str | None, expire: str | None, key: str | None = None) -> Conversation:
+    """Does it for the one with this hash."""
+    life = {what: value for what, value in (("ttl", ttl), ("expire", expire)) if value is not None}
+    return _conversation(ask(url, f"/cache/conversations/{name}", key, post=life))
 
 
 def server_stats(url: str, key: str | None = None) -> CacheStats:

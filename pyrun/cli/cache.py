@@ -19,6 +19,7 @@ from pyrun.cache.change import (
     Collected,
     Target,
     collect,
+    keep,
     remove,
     select_all,
     select_conversations,
@@ -26,8 +27,8 @@ from pyrun.cache.change import (
     set_damaged_aside,
 )
 from pyrun.cache.folder import HeldError, Model, Visited
-from pyrun.cache.look import Listing, Progress, Stats, Verified, cache_stats, list_cache, verify_cache
-from pyrun.cache.remote import list_server, server_stats
+from pyrun.cache.look import Conversation, Listing, Progress, Stats, Verified, cache_stats, list_cache, verify_cache
+from pyrun.cache.remote import keep_on_server, list_server, server_stats
 from pyrun.cache.running import server_of
 from pyrun.cli.completion import complete_conversation, complete_stored_model
 from pyrun.cli.why import why_command
@@ -102,7 +103,9 @@ cache_group.add_command(why_command)
 def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str | None) -> None:
     """List the stored conversations of each model, those used last first.
 
-    OWN is what removing a conversation frees; SHARED is what others need as well.
+    OWN is what removing a conversation frees; SHARED is what others need as well. KEEP says for how long after its last
+    use a conversation is protected from eviction, in brackets where that time is over or there is no room for it, and
+    when it is removed.
     """
     _check_url(url, folder, model)
     if url:
@@ -136,14 +139,77 @@ def _print_listing(listing: Listing) -> None:
         click.echo("  no conversations")
         return
     now = time.time()
-    rows = [("conversation", "turns", "tokens", "own", "shared", "hits", "tier", "last used", "backend", "user")]
+    rows = [
+        (
+            "conversation",
+            "turns",
+            "tokens",
+            "own",
+            "shared",
+            "hits",
+            "tier",
+            "last used",
+            "keep",
+            "backend",
+            "user",
+            "title",
+        )
+    ]
     for c in listing.conversations:
         age = f"{console.duration(max(0.0, now - c.last_used_ms / 1000))} ago"
         sizes = (console.size(c.bytes_own), console.size(c.bytes_shared))
-        made_by = (console.printable(c.backend), (c.user or "-")[:8])
-        rows.append((c.hash, str(c.turns), f"{c.tokens:,}", *sizes, str(c.hits), c.tier, age, *made_by))
+        about = (console.printable(c.backend), (c.user or "-")[:8], console.printable(c.title))
+        rows.append((c.hash, str(c.turns), f"{c.tokens:,}", *sizes, str(c.hits), c.tier, age, _kept(c), *about))
     for line in console.columns(rows, NUMBERS):
         click.echo(line)
+
+
+def _kept(c: Conversation) -> str:
+    ttl = c.ttl if c.protected else f"({c.ttl})"
+    parts = [ttl if c.ttl != "none" else "", f"gone after {c.expire}" if c.expire != "none" else ""]
+    return ", ".join(part for part in parts if part) or "-"
+
+
+@cache_group.command("keep")
+@click.argument("hashes", metavar="HASH...", nargs=-1, required=True)
+@click.option(
+    "--ttl",
+    type=click.Choice(["5m", "1h", "24h", "forever", "none"]),
+    help="Protect it from eviction for so long after its last use.",
+)
+@click.option(
+    "--expire",
+    metavar="DURATION",
+    help="Remove it when nobody has used it for so long, such as 12h or 7d; none takes that back.",
+)
+@url_option
+@common_options
+def keep_command(
+    folder: Path | None,
+    model: str | None,
+    as_json: bool,
+    url: str | None,
+    hashes: tuple[str, ...],
+    ttl: str | None,
+    expire: str | None,
+) -> None:
+    """Say how long conversations are kept, by their hash or its first digits (see `llama-run cache ls`).
+
+    What is protected may take half of the cache's disk budget. A server removes what has expired; while none runs,
+    `llama-run cache gc` does.
+    """
+    if ttl is None and expire is None:
+        raise click.UsageError("give --ttl or --expire, or both")
+    _check_url(url, folder, model)
+    if url:
+        kept = keep_on_server(url, hashes, ttl, expire, key_of(os.environ))
+    else:
+        kept = keep(select_conversations(_cache(folder), hashes, model), ttl, expire)
+    if as_json:
+        _print_json({"conversations": [asdict(c) for c in kept]})
+        return
+    for c in kept:
+        click.echo(f"{c.hash}: {_kept(c)}" + (f"  {console.printable(c.title)}" if c.title else ""))
 
 
 @cache_group.command("stats")
@@ -244,8 +310,8 @@ def _remedy(found: Verified) -> str:
 def gc_command(folder: Path | None, model: str | None, as_json: bool, corrupt: bool) -> None:
     """Remove what nothing can use, and say what that freed.
 
-    That is: what was set aside as damaged, files of a save that was cut off, pages whose beginning is missing. No sound
-    conversation is touched.
+    That is: what was set aside as damaged, files of a save that was cut off, pages whose beginning is missing, and
+    conversations that have expired. No other sound conversation is touched.
     """
     if corrupt:
         with _progress("reading (MB)") as progress:

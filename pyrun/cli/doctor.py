@@ -17,6 +17,7 @@ from pyrun.machine.disk import DiskSpeed, measure_disk
 from pyrun.machine.isa import NATIVE, cuda_architectures
 from pyrun.machine.probe import probe
 from pyrun.machine.snapshot import Snapshot
+from pyrun.models.calibration import Start, describe_starts, read_starts, starts_of
 
 Row = tuple[str, str, str]  # it has a name, a value and the source that told
 
@@ -39,6 +40,17 @@ def doctor_command(as_json: bool, disk: bool) -> None:
         return
     for line in text_report(snapshot, machine, speed, why):
         click.echo(line)
+    for line in _starts(read_starts(starts_of(home))):
+        click.echo(line)
+
+
+def _starts(starts: list[Start]) -> list[str]:
+    """What models took where they were started, against what their profiles expected."""
+    lines = ["", "memory, expected and taken:"]
+    for model, backend in sorted({(start.model, start.backend) for start in starts}):
+        told = describe_starts([start for start in starts if (start.model, start.backend) == (model, backend)])
+        lines.append(f"  {model} ({backend}): {told}")
+    return lines if starts else []
 
 
 def report(snapshot: Snapshot, machine: Machine, speed: DiskSpeed | None) -> dict[str, Any]:

@@ -80,7 +80,8 @@ def _fits(one: Seen, machine: Machine, backend: str) -> str:
     return f"yes, with {int(context):,} tokens" if context else "not known"
 
 
-def print_profile(profile: Profile) -> None:
+def print_profile(profile: Profile, earlier: str | None = None) -> None:
+    """earlier: how far off the expectation was in earlier starts."""
     facts = profile.facts
     click.echo(f"{facts.name}: {facts.architecture}, {facts.kind}, {facts.quantisation}, {console.size(facts.size)}")
     click.echo(f"known from: {facts.source}")
@@ -90,6 +91,8 @@ def print_profile(profile: Profile) -> None:
             f"takes {profile.need.total / GIB:.2f} GiB ({profile.need}) of {profile.memory.both / GIB:.1f} "
             f"({profile.memory.text}){placed}"
         )
+        if earlier:
+            click.echo(f"earlier: {earlier}")
     width = max(len(s.name) for s in profile.settings)
     values = max(len(s.value) for s in profile.settings)
     for setting in profile.settings:

@@ -34,6 +34,7 @@ from pyrun.machine.describe import Machine
 from pyrun.machine.names import AUTO
 from pyrun.machine.snapshot import Snapshot
 from pyrun.memory.spool import SPOOL
+from pyrun.models.calibration import describe_starts, read_starts, remember_start, starts_of, taken_of
 from pyrun.models.default import (
     CHAT_TEMPLATE,
     DEFAULT_SIZE,
@@ -49,7 +50,9 @@ from pyrun.models.look import look, see
 from pyrun.models.profile import Profile, choose_profile, read_wishes
 from pyrun.models.slow_quants import slow_on_cpu
 from pyrun.models.suggested import suggestions
+from pyrun.power.watch import PowerWatch
 from pyrun.server.address import Address, Key, choose_address, find_key
+from pyrun.server.ask import ask
 from pyrun.server.command import (
     ALIAS_VARIABLE,
     METADATA_VARIABLE,
@@ -66,6 +69,7 @@ from pyrun.tools.mcp_config import check_local, write_config
 # The server gives a kind of trouble and its reason; for some kinds, more room is the remedy.
 NOT_STORING = re.compile(r"not storing \((\w+)\): (.+)")
 LACK_OF_ROOM = ("no_space", "over_budget")
+FAR_OFF = 1.25  # a model that takes so much more than expected may not fit where it should
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ def run_server(
     profile = _choose_profile(model, machine, options, cache)
     if options.print_profile:
         assert profile is not None
-        print_profile(profile)
+        starts = [s for s in read_starts(starts_of(home)) if (s.model, s.backend) == (model.name, options.backend)]
+        print_profile(profile, describe_starts(starts))
         return
     if not options.dry_run:
         if cache:
@@ -154,7 +159,7 @@ def run_server(
     if tools:
         write_config(home.tools_config, tools)
         console.say(f"tools: files below {tools}; `llama-run tools list` shows all, logs/tools.jsonl every call")
-    supervise(home, settings)
+    supervise(home, settings, profile, model.name)
 
 
 def warn_of_open_server(address: Address, key: Key | None) -> None:
@@ -238,12 +243,23 @@ def ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> None
         console.say(f"built in {console.duration(result.seconds)}")
 
 
-def supervise(home: Home, settings: ServerSettings) -> None:
+def supervise(home: Home, settings: ServerSettings, profile: Profile | None = None, model: str = "") -> None:
     """Runs until Ctrl-C or SIGTERM, with one line for each thing that happens."""
     log = log_of(home.logs, settings.address.port)
     rotate(log)
     view = _View(home, settings)
-    supervisor = Supervisor(Watched(server_command(settings), f"{settings.address.url}/health", log), view, view.hear)
+    key = find_key(settings.extra, os.environ)
+    power = PowerWatch(settings.address.url, key.value if key else None, console.say)
+
+    def listen(state: State, detail: str) -> None:
+        view(state, detail)
+        if state is State.READY and settings.cache:
+            power.ready()
+            if profile is not None and profile.facts.source == "metadata":
+                _hold_against(home, settings.address.url, key.value if key else None, profile, model)
+
+    watched = Watched(server_command(settings), f"{settings.address.url}/health", log)
+    supervisor = Supervisor(watched, listen, view.hear)
 
     def stop(signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGINT:
@@ -260,6 +276,7 @@ def supervise(home: Home, settings: ServerSettings) -> None:
         with _spool_watch(home):
             supervisor.run()
     finally:
+        power.stop()
         with contextlib.suppress(OSError):  # the terminal may be gone
             view.end_wait()
 
@@ -272,6 +289,17 @@ def _spool_watch(home: Home) -> contextlib.AbstractContextManager[object]:
     from pyrun.memory.watch import SpoolWatch
 
     return SpoolWatch(home.memory, memory_limit(home.settings), lambda trouble: console.say(f"warning: {trouble}"))
+def _hold_against(home: Home, url: str, key: str | None, profile: Profile, model: str) -> None:
+    """Notes what the model really took, for --print-profile and doctor, and says so where the profile was far off."""
+    try:
+        taken = taken_of(ask(url, "/cache", key, verify=False))
+    except UserError:
+        return
+    if taken is None:
+        return
+    start = remember_start(starts_of(home), model, profile.backend, profile.need, taken)
+    if start.factor > FAR_OFF:
+        console.say(f"note: the model takes {start.factor:.1f} times the memory that was expected of it")
 
 
 class _View:

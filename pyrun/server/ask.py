@@ -60,9 +60,18 @@ def _session(url: str, verify: bool) -> Iterator[requests.Session]:
 
 
 def ask(
-    url: str, path: str, key: str | None = None, *, post: object = None, delete: bool = False, verify: bool = True
+    url: str,
+    path: str,
+    key: str | None = None,
+    *,
+    post: object = None,
+    delete: bool = False,
+    verify: bool = True,
+    patience: float | None = TIMEOUT_SECONDS,
 ) -> Any:
-    """Gives what the server answers, as JSON: to GET, to POST of `post`, or to DELETE."""
+    """Gives what the server answers, as JSON: to GET, to POST of `post`, or to DELETE.
+
+    patience: seconds without a word from it; None for as long as it takes."""
     import requests
 
     url = server_url(url)
@@ -70,9 +79,7 @@ def ask(
     method = "DELETE" if delete else "GET" if post is None else "POST"
     try:
         with _session(url, verify) as session:
-            answer = session.request(
-                method, url.rstrip("/") + path, json=post, headers=headers, timeout=TIMEOUT_SECONDS
-            )
+            answer = session.request(method, url.rstrip("/") + path, json=post, headers=headers, timeout=patience)
     except (requests.RequestException, ValueError) as error:
         raise UserError(f"no server answers at {url}", "start one with `llama-run --server`") from error
     if answer.status_code == 401:

@@ -1,4 +1,4 @@
-"""Writes the golden files of format 1, from docs/formats.md and nothing else.
+"""Writes the golden files of both formats, from docs/formats.md and nothing else.
 
 It shares no code with the native core: the C++ tests read these files and write them again byte for byte, so a change
 on either side is found. Run it only to add files; the existing ones are on users' disks and must never change.
@@ -54,10 +54,10 @@ def payload(n: int, seed: int) -> bytes:
     return bytes((seed * 31 + i * 7) & 0xFF for i in range(n))
 
 
-def finish(kind: int, body: bytes, n_payload: int, flags: int, root: bytes) -> bytes:
+def finish(kind: int, body: bytes, n_payload: int, flags: int, root: bytes, version: int = 1) -> bytes:
     """Header, checksum and body: everything but the payload."""
     head_size = 144 + len(body)
-    before = b"LRKVTIER" + struct.pack("<HHIQ", 1, kind, head_size, head_size + n_payload)
+    before = b"LRKVTIER" + struct.pack("<HHIQ", version, kind, head_size, head_size + n_payload)
     after = (
         FINGERPRINT
         + bytes(16)
@@ -92,33 +92,50 @@ def anchor() -> bytes:
     return finish(2, body + token_bytes(tail), len(data), 0, ROOT) + data
 
 
-def checkpoint() -> bytes:
+def checkpoint_body() -> bytes:
     body = struct.pack("<QQIIIIII", conversation_hash(TOKENS), 7, 3, 10, 4, 3, 1, 2)
     for n in (4, 8, 10):
         body += key_at(n) + struct.pack("<I", n)
     body += key_at(10) + struct.pack("<I", 10)
-    body += struct.pack("<IIII", 0, 0, 5, 1)
-    return finish(3, body, 0, 2, ROOT)
+    return body + struct.pack("<IIII", 0, 0, 5, 1)
+
+
+def checkpoint() -> bytes:
+    return finish(3, checkpoint_body(), 0, 2, ROOT)
+
+
+def titled_checkpoint() -> bytes:
+    title = "Grüße".encode()
+    return finish(3, checkpoint_body() + struct.pack("<II", 6, len(title)) + title, 0, 2, ROOT, version=2)
+
+
+def index_body() -> bytes:
+    body = struct.pack("<QQqQII", conversation_hash(TOKENS), 9, CREATED_MS + 5000, 4, 1, 0)
+    return body + struct.pack("<IIQqQ", 3, 0, 9, CREATED_MS + 5000, 4)
 
 
 def index() -> bytes:
-    body = struct.pack("<QQqQII", conversation_hash(TOKENS), 9, CREATED_MS + 5000, 4, 1, 0)
-    body += struct.pack("<IIQqQ", 3, 0, 9, CREATED_MS + 5000, 4)
-    return finish(4, body, 0, 0, bytes(16))
+    return finish(4, index_body(), 0, 0, bytes(16))
+
+
+def kept_index() -> bytes:
+    return finish(4, index_body() + struct.pack("<qq", 3_600_000, 604_800_000), 0, 0, bytes(16), version=2)
 
 
 FILES = {
-    "000000000000002a.seg": segment,
-    "anchor.anc": anchor,
-    "ckpt-3.bin": checkpoint,
-    "index.bin": index,
+    "format-1/000000000000002a.seg": segment,
+    "format-1/anchor.anc": anchor,
+    "format-1/ckpt-3.bin": checkpoint,
+    "format-1/index.bin": index,
+    "format-2/ckpt-3.bin": titled_checkpoint,
+    "format-2/index.bin": kept_index,
 }
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "format-1"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
     for name, make in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(make())
         print(folder / name)
 

@@ -13,7 +13,7 @@ CACHE = (ROOT / "docs" / "cache.md").read_text()
 SERVER = ROOT / "kernels" / "server"
 STATUS = (SERVER / "cache" / "cache_admin.cpp").read_text()
 REPORT = (SERVER / "cache_report.cpp").read_text()
-ROUTES = (SERVER / "routes.cpp").read_text() + (SERVER / "experts" / "expert_routes.cpp").read_text()
+ROUTES = "".join(path.read_text() for path in [SERVER / "routes.cpp", *SERVER.glob("*/*_routes.cpp")])
 EXPERTS = (SERVER / "experts" / "expert_view.cpp").read_text()
 ARGS = (SERVER / "cache_args.cpp").read_text()
 OPTIONS = (SERVER / "cache_options.h").read_text()
@@ -56,6 +56,9 @@ SPEED = DESCRIBED[DESCRIBED.index('"speed"') : DESCRIBED.index('"last_error"')]
 NESTED = set(re.findall(r'"(\w+_per_s)"', SPEED))
 WAITED = (SERVER / "cache" / "waited.h").read_text()
 WAITS = re.findall(r'return "(\w+)";', WAITED)[:-1] + re.findall(r'emplace_back\("(\w+)"', body(STATUS, "waits"))
+PLANNER = (SERVER / "plan" / "request_planner.cpp").read_text()
+PLANNED = body(PLANNER[PLANNER.index("request_planner::describe() const") - 12 :], "request_planner::describe")
+WARMER = (SERVER / "warm" / "warmer.cpp").read_text()
 EXPERT_FIELDS = keys(body(EXPERTS, "expert_view::describe"))
 FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
 
@@ -72,8 +75,15 @@ FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
         ("counters", re.findall(r"X\((\w+),", COUNTERS)),
         ("damaged", set(re.findall(r'return "(\w+)";', body(STATUSES, "damage_name"))) - {"none", "unknown"}),
         ("Users", keys(body(STATUS, "cache_admin::describe_user"))),
-        ("GET /cache/conversations", keys(body(STATUS, "cache_admin::conversations"))),
+        ("GET /cache/conversations", keys(body(STATUS, "entry_of"))),
         ("GET /expert-stats", EXPERT_FIELDS),
+        ("plan", keys(PLANNED)),
+        ("memory", keys(body(PLANNER, "request_planner::describe_memory"))),
+        ("warm", keys(body(WARMER, "warmer::describe"))),
+        ("power", keys((SERVER / "power" / "power_state.h").read_text())),
+        ("written", keys(body((SERVER / "power" / "wear.cpp").read_text(), "cache_core::written"))),
+        ("POST /cache/warm", keys(body(WARMER, "warm_result::describe"))),
+        ("POST /cache/plan", keys(body(PLANNER, "request_planner::describe"))),
         ("GET /metrics", re.findall(r'add_metric\(out, "(\w+)"', STATUS)),
         ("cache_source", names("cache_source_name")),
         ("cache_match", names("cache_match_name")),
@@ -107,7 +117,7 @@ def test_every_route_is_on_the_page() -> None:
 
 def test_every_flag_is_on_the_page() -> None:
     documented = table(CACHE, "Flags")
-    assert set(documented) == set(FLAGS) and len(FLAGS) == 19
+    assert set(documented) == set(FLAGS) and len(FLAGS) == 25
     variables = dict(zip(FLAGS, re.findall(r'"(LLAMA_ARG_\w+)"', ARGS), strict=True))
     for flag, row in documented.items():
         assert row.split(" | ")[0] == f"`{variables[flag]}`", flag
@@ -118,7 +128,7 @@ def test_every_default_is_on_the_page() -> None:
     fields = dict(re.findall(r'"(--cache-ssd[\w-]*)" \}.*?params\.cache_ssd\.(\w+) =', ARGS, re.DOTALL))
     documented = table(CACHE, "Flags")
     numbers = {flag: defaults[field] for flag, field in fields.items() if field in defaults}
-    assert len(numbers) == 6
+    assert len(numbers) == 8
     for flag, value in numbers.items():
         assert documented[flag].split(" | ")[1] == value, flag
         assert re.search(rf'"{flag}" \}}.*?\(default: {value}\)', ARGS, re.DOTALL), f"the help text of {flag}"

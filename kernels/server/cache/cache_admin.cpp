@@ -37,6 +37,8 @@ static std::vector<number> measured(const kvtier::store & store, const kvtier::w
     return {
         { "disk_bytes",    "bytes on disk, other models included", s.disk_bytes },
         { "disk_limit",    "bytes on disk at most",                s.disk_limit },
+        { "protected_bytes", "bytes that lifetimes keep from eviction", s.protected_bytes },
+        { "protected_limit", "of them at most",                    s.protected_limit },
         { "ram_bytes",     "bytes of state in RAM",                s.ram_bytes },
         { "ram_limit",     "bytes of state in RAM at most",        s.ram_limit },
         { "index_bytes",   "bytes of RAM that the index takes",    s.index_bytes },
@@ -146,24 +148,33 @@ common_json cache_admin::describe_user(const std::string & user) const {
     };
 }
 
+static common_json entry_of(const kvtier::conversation_info & c, int64_t store_expire_ms) {
+    const int64_t expire_ms = kvtier::expire_of(c.life, store_expire_ms);
+    return {
+        { "hash",         kvtier::hex(c.hash) },
+        { "title",        c.title },
+        { "turns",        c.turns },
+        { "tokens",       c.n_tokens },
+        { "bytes_own",    c.bytes_own },
+        { "bytes_shared", c.bytes_shared },
+        { "hits",         c.hits },
+        { "tier",         kvtier::tier_name(c.where) },
+        { "ttl",          kvtier::duration_text(c.life.ttl_ms) },
+        { "protected",    c.is_protected },
+        { "expire",       kvtier::duration_text(expire_ms) },
+        { "created_ms",   c.created_ms },
+        { "last_used_ms", c.last_used_ms },
+        { "backend",      c.backend },
+    };
+}
+
 common_json cache_admin::conversations(const std::string & user) const {
-    common_json out = common_json::array();
-    for (const kvtier::conversation_info & c : stores.target->store().list()) {
-        if (c.name_space != kvtier::user_key(user)) {
-            continue;
+    const kvtier::store & store = stores.target->store();
+    common_json           out   = common_json::array();
+    for (const kvtier::conversation_info & c : store.list()) {
+        if (c.name_space == kvtier::user_key(user)) {
+            out.push_back(entry_of(c, store.options().expire_ms));
         }
-        out.push_back({
-            { "hash",         kvtier::hex(c.hash) },
-            { "turns",        c.turns },
-            { "tokens",       c.n_tokens },
-            { "bytes_own",    c.bytes_own },
-            { "bytes_shared", c.bytes_shared },
-            { "hits",         c.hits },
-            { "tier",         kvtier::tier_name(c.where) },
-            { "created_ms",   c.created_ms },
-            { "last_used_ms", c.last_used_ms },
-            { "backend",      c.backend },
-        });
     }
     return out;
 }
@@ -233,26 +244,31 @@ uint64_t cache_admin::remove(const removal & what, const std::function<status(kv
     return bytes_freed;
 }
 
-bool cache_admin::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) {
+static removal removal_of(const kvtier::conversation_id & id, const std::vector<kvtier::conversation_info> & listed) {
     removal what;
-    what.user = user;
-    what.hash = hash;
-    for (const kvtier::conversation_info & c : stores.target->store().list()) {
-        if (c.hash == hash && c.name_space == kvtier::user_key(user)) {
+    what.name_space = id.first;
+    what.hash       = id.second;
+    for (const kvtier::conversation_info & c : listed) {
+        if (c.hash == id.second && c.name_space == id.first) {
             what.n_tokens = std::min<size_t>(c.n_tokens, kvtier::n_conversation_tokens);
         }
     }
+    return what;
+}
+
+bool cache_admin::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) {
+    const kvtier::conversation_id id = { kvtier::user_key(user), hash };
     bool found  = false;
-    bytes_freed = remove(what, [&](kvtier::store & store, uint64_t & freed) {
-        return store.remove_conversation(kvtier::user_key(user), hash, freed);
+    bytes_freed = remove(removal_of(id, stores.target->store().list()), [&](kvtier::store & store, uint64_t & freed) {
+        return store.remove_conversation(id.first, hash, freed);
     }, found);
-    finished.forget_words(user); // of which conversation each is, the log does not know
+    finished.forget_words(id);
     return found;
 }
 
 bool cache_admin::remove_user(const std::string & user, uint64_t & bytes_freed) {
     removal what;
-    what.user       = user;
+    what.name_space = kvtier::user_key(user);
     what.everything = true;
     bool done   = false;
     bytes_freed = remove(what, [&](kvtier::store & store, uint64_t & freed) {
@@ -261,6 +277,42 @@ bool cache_admin::remove_user(const std::string & user, uint64_t & bytes_freed) 
     finished.forget(user);
     totals.forget(user);
     return done;
+}
+
+//
+// lifetimes
+//
+
+void cache_admin::sweep() {
+    const std::vector<kvtier::conversation_info> listed = stores.target->store().list();
+    std::vector<kvtier::conversation_id>         gone;
+    for (const kvtier::conversation_id & id : stores.target->store().expired()) {
+        const removal what = removal_of(id, listed);
+        if (!board.is_served(what)) { // An answer may take long; it ends with a use.
+            forget(what);
+            finished.forget_words(id);
+            gone.push_back(id);
+        }
+    }
+    if (!gone.empty()) {
+        flush();
+    }
+    stores.remove_expired(gone);
+}
+
+status cache_admin::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out) {
+    flush(); // What an earlier request says, and is not written yet, must not count for more.
+    const kvtier::key name_space = kvtier::user_key(user);
+    const status      s          = stores.target->store().set_lifetime(name_space, hash, change);
+    if (s.is_ok() && stores.draft != nullptr) {
+        (void) stores.draft->store().set_lifetime(name_space, hash, change).is_ok(); // It may have nothing of it.
+    }
+    for (const common_json & entry : conversations(user)) {
+        if (entry.at("hash").get<std::string>() == kvtier::hex(hash)) {
+            out = entry;
+        }
+    }
+    return s;
 }
 
 } // namespace llama_run

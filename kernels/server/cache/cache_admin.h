@@ -43,6 +43,12 @@ public:
     bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed);
     bool remove_user(const std::string & user, uint64_t & bytes_freed);
 
+    // Removes what has expired, as if somebody had asked for it.
+    void sweep();
+
+    // Says how long a conversation is kept, and gives it as it is listed then. Miss: there is none.
+    kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out);
+
 private:
     void     forget(const removal & what);
     uint64_t remove(const removal & what, const std::function<kvtier::status(kvtier::store &, uint64_t &)> & from, bool & done);

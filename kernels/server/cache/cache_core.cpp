@@ -39,6 +39,7 @@ status cache_core::open(const common_params & params, llama_context * target, ll
     if (status s = made->stores.open(params, target, draft); !s.is_ok()) {
         return s;
     }
+    made->stores.remove_expired(made->stores.target->store().expired()); // also of the time when no server ran
     made->give_up_batches_when_stopping();
     made->prefixes = std::make_unique<shared_prefixes>(made->turns.size(), made->stores.target->store().options().page_size,
                                                        made->stores.target->folded());
@@ -77,16 +78,18 @@ void cache_core::close() {
 // arrive and lookup
 //
 
-std::shared_ptr<cache_ticket> cache_core::make_ticket(const server_task & task, const std::string & user) {
+std::shared_ptr<cache_ticket> cache_core::make_ticket(const server_task & task, const std::string & user,
+                                                      const conversation_request & asked) {
     ahead.end();
-    auto ticket = std::make_shared<cache_ticket>(user);
+    auto ticket = std::make_shared<cache_ticket>(user, asked);
     ticket->core  = shared_from_this();
     ticket->scope = scopes.of_request(user, task.params);
     if (!is_cached_kind(task.type) || !task.params.cache_prompt || task.is_child()) {
         ticket->miss = cache_miss::off;
         return ticket;
     }
-    ticket->tokens = tokens_of(task.tokens);
+    ticket->tokens       = tokens_of(task.tokens);
+    ticket->conversation = facts_of(asked, ticket->tokens, task.params.message_spans);
     if (has_media(ticket->tokens)) {
         ticket->miss = cache_miss::media;
     }
@@ -95,7 +98,7 @@ std::shared_ptr<cache_ticket> cache_core::make_ticket(const server_task & task, 
 }
 
 void cache_core::arrive(server_task & task, const admission & from) {
-    const auto ticket = make_ticket(task, from.user);
+    const auto ticket = make_ticket(task, from.user, from.conversation);
     ticket->stable = from.stable;
     task.cache     = ticket;
     if (ticket->is_looked_up()) {
@@ -109,8 +112,8 @@ size_t cache_core::stored(const server_task & task, const std::string & user) {
 }
 
 // The user's own slot that holds most of the prompt; else an empty one; else the user's least recently used; else the least
-// recently used of all. A slot of which the prompt would throw away more than half is spared while another is empty and the
-// store has as much.
+// recently used of all. A slot is spared while another is empty and the store has as much, if it is another conversation's or the
+// prompt would throw away more than half of it.
 int cache_core::choose(const std::vector<slot_candidate> & slots, const server_task & task) const {
     if (task.id_slot != -1 || !is_cached_kind(task.type) || !task.cache) {
         return -1;
@@ -146,7 +149,9 @@ int cache_core::choose(const std::vector<slot_candidate> & slots, const server_t
             most    = n_common;
             similar = static_cast<int>(i);
             // While the reader has the ticket, what is found is not known.
-            sparing = !ticket.reading && 2 * n_common < offer.tokens.size() &&
+            const uint64_t other     = board.conversation(slot.id);
+            const bool     is_others = other != 0 && ticket.conversation.hash != 0 && other != ticket.conversation.hash;
+            sparing = !ticket.reading && (is_others || 2 * n_common < offer.tokens.size()) &&
                       ticket.target.match.n_tokens >= offer.reusable(ticket.tokens);
         }
     }
@@ -159,7 +164,7 @@ int cache_core::choose(const std::vector<slot_candidate> & slots, const server_t
 bool cache_core::prepare(const slot_view & slot, server_task & task) {
     const waited::timer timed(times, wait_cause::lookup);
     if (!task.cache || !task.cache->core) { // It came without HTTP, or while the cache was off.
-        task.cache = make_ticket(task, task.cache ? task.cache->scope.user : "");
+        task.cache = task.cache ? make_ticket(task, task.cache->scope.user, task.cache->asked) : make_ticket(task, "", {});
     }
     const cache_ticket & ticket = *task.cache;
     reader->note_reads(); // This comes before `reading` is looked at: see prompt_reader::deferred.
@@ -364,7 +369,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     const bool           scope_known = scopes.of(ticket.scope.user, slot.lora, scope);
     const sequence_scope before      = board.scope(slot.id);
     // From here on a removal finds the request in its slot, until here as one that waits.
-    const bool was_removed = board.take(slot.id, scope, naming_tokens(ticket.tokens), ticket.removed);
+    const bool was_removed = board.take(slot.id, scope, ticket.conversation.hash, naming_tokens(ticket.tokens), ticket.removed);
     if (ticket.removed) {
         ticket.target.clear();
         ticket.draft.clear();
@@ -432,6 +437,7 @@ cache_report cache_core::finish_restore(const slot_view & slot, server_prompt & 
         t.report.window_from = llama_memory_seq_pos_min(llama_get_memory(target_ctx), slot.id);
     }
     note_messages(task, t);
+    t.conversation      = ticket.conversation;
     t.parted = parting_of(target_ctx, ticket, t.report, t.n_static);
     log_request(slot.id, ticket.tokens.size(), std::max(n_restored, place.n_kept), t.report, t.parted);
     if (t.report.miss == cache_miss::recompute_faster) {

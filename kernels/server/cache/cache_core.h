@@ -53,6 +53,14 @@ public:
     void         interrupted(const slot_view & slot);
     void         replaced(const slot_view & slot);
 
+    // What would become of a request: of one that has arrived, or of one that only might (plan/look_ahead.cpp).
+    foreseen foresee(const cache_ticket & ticket) const;
+    foreseen look_ahead(const server_task & task, const admission & from, bool all);
+
+    // Nothing is written while they are held, but for flush and close.
+    void        hold_writes(bool on);
+    common_json written() const; // what was: today, this week, in all
+
     cache_admin & admin() { return *admin_; }
 
 private:
@@ -93,6 +101,7 @@ private:
         uint32_t                   n_static  = 0;
         uint32_t                   last_user = 0;  // where the user's last message begins
         std::vector<kvtier::role_mark> roles;
+        kvtier::conversation_facts conversation;
         warming                    warms = warming::no;
         cache_report               report;
         parting                    parted;
@@ -101,7 +110,8 @@ private:
     cache_core(const common_params & params, llama_context * target, llama_context * draft, server_queue & queue,
                std::atomic<bool> & stopping);
 
-    std::shared_ptr<cache_ticket> make_ticket(const server_task & task, const std::string & user);
+    std::shared_ptr<cache_ticket> make_ticket(const server_task & task, const std::string & user,
+                                              const conversation_request & asked);
     void give_up_batches_when_stopping();
     turn & turn_of(const slot_view & slot) { return turns[static_cast<size_t>(slot.id)]; }
 

@@ -24,14 +24,15 @@ void cache_core::note_use(const slot_view & slot, turn & t) {
 // Hands over what of the sequence's n_tokens is not stored yet.
 void cache_core::save(const slot_view & slot, turn & t, size_t n_tokens, bool complete, bool anchor_end) {
     sequence_turn now;
-    now.scope      = board.scope(slot.id);
-    now.tokens     = tokens_of(slot.prompt.tokens, n_tokens);
-    now.n_static   = t.n_static;
-    now.n_prompt   = static_cast<uint32_t>(slot.task->n_tokens());
-    now.roles      = t.roles;
-    now.complete   = complete;
-    now.anchor_end = anchor_end;
-    now.anchors    = std::move(t.anchors);
+    now.scope        = board.scope(slot.id);
+    now.conversation = t.conversation;
+    now.tokens       = tokens_of(slot.prompt.tokens, n_tokens);
+    now.n_static     = t.n_static;
+    now.n_prompt     = static_cast<uint32_t>(slot.task->n_tokens());
+    now.roles        = t.roles;
+    now.complete     = complete;
+    now.anchor_end   = anchor_end;
+    now.anchors      = std::move(t.anchors);
     t.anchors.clear();
     if (now.tokens.empty() || has_media(now.tokens)) {
         return;
@@ -189,15 +190,16 @@ void cache_core::count(const slot_view & slot, const turn & t, bool removed) {
         return;
     }
     finished_request done;
-    done.at_ms       = kvtier::posix_env().now_ms();
-    done.user        = user;
-    done.report      = t.report;
-    done.parted      = t.parted;
-    done.n_reused    = slot.stats.n_prompt_cached;
-    done.n_evaluated = slot.stats.n_prompt_processed;
-    done.n_answered  = slot.stats.n_gen;
-    done.prompt_ms   = slot.stats.t_prompt_ms();
-    done.answer_ms   = slot.stats.t_gen_ms();
+    done.at_ms        = kvtier::posix_env().now_ms();
+    done.user         = user;
+    done.conversation = t.conversation.hash;
+    done.report       = t.report;
+    done.parted       = t.parted;
+    done.n_reused     = slot.stats.n_prompt_cached;
+    done.n_evaluated  = slot.stats.n_prompt_processed;
+    done.n_answered   = slot.stats.n_gen;
+    done.prompt_ms    = slot.stats.t_prompt_ms();
+    done.answer_ms    = slot.stats.t_gen_ms();
     admin_->finished.add(std::move(done));
 }
 

@@ -1,6 +1,7 @@
 #include "server/cache/cache_stores.h"
 
 #include "kvtier/file_names.h"
+#include "kvtier/write_budget.h"
 #include "llama/build_info.h"
 #include "llama/model_fingerprint.h"
 #include "state_rows.h"
@@ -135,13 +136,17 @@ status cache_stores::open_one(const common_params & params, llama_context * ctx,
             }
         }
         options.store.budget    = std::make_shared<kvtier::disk_budget>(limit);
+        options.store.writes    = std::make_shared<kvtier::write_budget>(env, root_dir, want.write_bytes_per_day);
         options.store.max_bytes = limit;
         options.store.ram_bytes = want.ram_bytes != 0 ? want.ram_bytes : machine_ram() / 8;
+        options.store.protected_bytes = limit / 2;
     } else {
         const kvtier::store_options & first = target->store().options();
         options.store.budget    = first.budget;
+        options.store.writes    = first.writes;
         options.store.max_bytes = first.max_bytes;
         options.store.ram_bytes = first.ram_bytes / 8; // a draft model is that much smaller
+        options.store.protected_bytes = 0; // Without its state no answer is different.
     }
     options.store.root_dir          = root_dir;
     options.store.page_size         = want.page_size;
@@ -150,6 +155,7 @@ status cache_stores::open_one(const common_params & params, llama_context * ctx,
     options.store.max_cold          = want.max_cold;
     options.store.max_conversations = want.max_conversations;
     options.store.windows           = { want.hot_window, want.warm_window };
+    options.store.expire_ms         = int64_t(want.expire_days) * 24 * 3600 * 1000;
     options.queue_bytes             = std::clamp<uint64_t>(options.store.ram_bytes, GiB / 4, 4 * GiB);
     options.backend                 = backend_name();
     options.on_trouble              = log_trouble();
@@ -179,6 +185,20 @@ void cache_stores::look_elsewhere(const kvtier::key & fingerprint) {
                 elsewhere.insert(hash);
             }
         }
+    }
+}
+
+void cache_stores::remove_expired(const std::vector<kvtier::conversation_id> & of_target) {
+    uint64_t   freed    = 0;
+    uint64_t   of_draft = 0;
+    const bool done     = target->store().remove_expired(of_target, freed).is_ok() &&
+                          (draft == nullptr || draft->store().remove_expired(draft->store().expired(), of_draft).is_ok());
+    if (!of_target.empty()) {
+        LOG_INF("cache: %zu conversations have expired, %llu bytes freed\n", of_target.size(),
+                static_cast<unsigned long long>(freed + of_draft));
+    }
+    if (!done) {
+        LOG_WRN("cache: not all that has expired could be removed: it is tried again\n");
     }
 }
 

@@ -25,6 +25,9 @@ struct cache_stores {
 
     kvtier::status open(const common_params & params, llama_context * target_ctx, llama_context * draft_ctx);
 
+    // Removes these conversations, and what of the draft model's has expired.
+    void remove_expired(const std::vector<kvtier::conversation_id> & of_target);
+
     // Waits until all that was saved is on disk.
     void flush();
 

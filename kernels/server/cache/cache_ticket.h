@@ -1,7 +1,7 @@
 // A request on its way to a slot: what was found and read for it. It travels with its task.
 //
-// Whose it is at each time; nobody else touches it but for `reading` and `removed`, and removals, which read scope and tokens:
-// these do not change once the ticket was expected (prompt_reader::expect).
+// Whose it is at each time; nobody else touches it but for `reading` and `removed`, and removals, which read scope, conversation
+// and tokens: these do not change once the ticket was expected (prompt_reader::expect).
 //
 //   arriving   the HTTP worker that made it      looked up, perhaps read, before its task is posted
 //   queued     its task, in the server's queue   untouched
@@ -14,6 +14,7 @@
 
 #include "server/cache/stopwatch.h"
 #include "server/cache_report.h"
+#include "server/conversation.h"
 
 #include "kvtier/loading.h"
 #include "kvtier/search.h"
@@ -93,7 +94,7 @@ enum class warming : uint8_t { no, part, end };
 
 class cache_ticket {
 public:
-    explicit cache_ticket(const std::string & user) { scope.user = user; }
+    cache_ticket(const std::string & user, conversation_request asked) : asked(std::move(asked)) { scope.user = user; }
     ~cache_ticket() { clear(); }
 
     // Gives back what was found and read.
@@ -109,7 +110,9 @@ public:
     bool is_looked_up() const { return miss != cache_miss::off && miss != cache_miss::media; }
 
     std::shared_ptr<cache_core> core; // null if the cache was off, and once it is placed; a match must not outlive its store
+    const conversation_request  asked;
     sequence_scope              scope;
+    kvtier::conversation_facts  conversation;
     std::vector<kvtier::token>  tokens;
     stored_part                 target;
     stored_part                 draft;

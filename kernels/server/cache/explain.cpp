@@ -37,9 +37,10 @@ cache_report report_of(const cache_ticket & ticket, const slot_offer & offer, si
     } else if (n_reused < std::min(n_common, n_all)) {
         report.miss = cache_miss::no_anchor;
     } else if (n_common == 0) {
-        const uint64_t hash = kvtier::conversation_hash(ticket.tokens.data(), ticket.tokens.size());
+        const uint64_t by_tokens = kvtier::conversation_hash(ticket.tokens.data(), ticket.tokens.size());
         // Whose they are elsewhere is not known, but for those of nobody: no user learns of another's.
-        const bool known = ticket.scope.user.empty() && stores.elsewhere.count(hash) != 0;
+        const bool known = ticket.scope.user.empty() &&
+                           (stores.elsewhere.count(ticket.conversation.hash) != 0 || stores.elsewhere.count(by_tokens) != 0);
         report.miss = known ? cache_miss::other_fingerprint : cache_miss::nothing_stored;
     } else if (n_slot >= m.n_common) {
         report.miss = n_slot < offer.tokens.size() ? cache_miss::parted : cache_miss::new_tokens;

@@ -52,7 +52,7 @@ void prompt_reader::remove(const removal & what) {
     kvtier::mutex_lock guard(waiting_mu);
     for (const std::weak_ptr<cache_ticket> & t : waiting) {
         const auto ticket = t.lock();
-        if (ticket && what.concerns(ticket->scope, ticket->tokens)) {
+        if (ticket && what.concerns(ticket->scope, ticket->conversation.hash, ticket->tokens)) {
             ticket->removed = true;
         }
     }
@@ -68,11 +68,11 @@ void prompt_reader::look(cache_ticket & ticket) const {
     if (ticket.tokens.size() < 2) {
         return;
     }
-    ticket.target.match = stores.target->find(ticket.scope, ticket.tokens, ticket.tokens.size() - 1);
+    ticket.target.match = stores.target->find(ticket.scope, ticket.tokens, ticket.tokens.size() - 1, ticket.conversation.hash);
     const size_t n = ticket.target.match.n_tokens;
     if (stores.draft != nullptr && n > 0) {
         // Both contexts go on at one position, or the draft's starts empty.
-        kvtier::match found = stores.draft->find(ticket.scope, ticket.tokens, n);
+        kvtier::match found = stores.draft->find(ticket.scope, ticket.tokens, n, ticket.conversation.hash);
         if (found.n_tokens == n) {
             ticket.draft.match = std::move(found);
         }

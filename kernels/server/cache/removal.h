@@ -1,12 +1,12 @@
 // What somebody asked to remove, and whose state it concerns. Pure.
 #pragma once
 
+#include "kvtier/file_names.h"
 #include "kvtier/keys.h"
 #include "llama/sequence_store.h"
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace llama_run {
@@ -17,15 +17,18 @@ inline constexpr const char * nobody = "\n";
 
 // It is all of a user, or one conversation.
 struct removal {
-    std::string user;
+    kvtier::key name_space{}; // of the user
     bool        everything = false;
     uint64_t    hash       = 0;
-    size_t      n_tokens   = 0; // tokens of the conversation that name it; 0 if that is not known
+    size_t      n_tokens   = 0; // tokens of the conversation that name it, where tokens do; 0 if that is not known
 
-    // Whether state of these tokens is part of it, or goes on from it.
-    bool concerns(const sequence_scope & scope, const std::vector<kvtier::token> & tokens) const {
+    // Whether state of these tokens is part of it, or goes on from it. conversation: which one its request belongs to; 0: the
+    // tokens tell. They are asked in any case: conversations of an older store have such names alone.
+    bool concerns(const sequence_scope & scope, uint64_t conversation, const std::vector<kvtier::token> & tokens) const {
         return scope.user == nobody ||
-               (scope.user == user && (everything || names(tokens, tokens.size()) || names(tokens, n_tokens)));
+               (kvtier::user_key(scope.user) == name_space &&
+                (everything || (conversation != 0 && conversation == hash) ||
+                 names(tokens, tokens.size()) || names(tokens, n_tokens)));
     }
 
 private:

@@ -1,5 +1,7 @@
 #include "server/cache/request_log.h"
 
+#include "kvtier/file_names.h"
+
 #include <algorithm>
 #include <regex>
 #include <utility>
@@ -78,10 +80,10 @@ void request_log::forget(const std::string & user) {
     kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const finished_request & r) { return r.user == user; }), kept.end());
 }
 
-void request_log::forget_words(const std::string & user) {
+void request_log::forget_words(const kvtier::conversation_id & of) {
     kvtier::mutex_lock guard(mu);
     for (finished_request & r : kept) {
-        if (r.user == user) {
+        if ((r.conversation == 0 || r.conversation == of.second) && kvtier::user_key(r.user) == of.first) {
             r.parted = {};
         }
     }

@@ -5,6 +5,7 @@
 
 #include "server/cache_report.h"
 
+#include "kvtier/keys.h"
 #include "kvtier/thread_annotations.h"
 
 #include "json.h"
@@ -30,6 +31,7 @@ std::string advice_for(const std::string & words, bool early);
 struct finished_request {
     int64_t      at_ms = 0; // Unix time of its end
     std::string  user;
+    uint64_t     conversation = 0; // 0: not known
     cache_report report;
     parting      parted;
     uint64_t     n_reused    = 0;
@@ -49,9 +51,9 @@ public:
     // Newest first.
     common_json describe(const std::string & user) const;
 
-    // What a user removed is not told any more.
+    // What was removed is not told any more: all of a user, or the words of a conversation.
     void forget(const std::string & user);
-    void forget_words(const std::string & user);
+    void forget_words(const kvtier::conversation_id & of);
 
 private:
     mutable kvtier::mutex        mu;

@@ -10,6 +10,11 @@ sequence_scope slot_board::scope(int id) const {
     return at(id).scope;
 }
 
+uint64_t slot_board::conversation(int id) const {
+    kvtier::mutex_lock guard(mu);
+    return at(id).conversation;
+}
+
 bool slot_board::is_removed(int id) const {
     kvtier::mutex_lock guard(mu);
     return at(id).removed;
@@ -26,15 +31,16 @@ size_t slot_board::best_offer(const sequence_scope & scope, const std::vector<kv
     return best;
 }
 
-bool slot_board::take(int id, const sequence_scope & scope, std::vector<kvtier::token> naming,
+bool slot_board::take(int id, const sequence_scope & scope, uint64_t conversation, std::vector<kvtier::token> naming,
                       const std::atomic<bool> & removed) {
     kvtier::mutex_lock guard(mu);
     const bool was_removed = at(id).removed;
     entry      now;
-    now.scope   = scope;
-    now.naming  = std::move(naming);
-    now.idle    = false;
-    now.removed = removed;
+    now.scope        = scope;
+    now.conversation = conversation;
+    now.naming       = std::move(naming);
+    now.idle         = false;
+    now.removed      = removed;
     at(id) = std::move(now);
     handed_over.notify_all();
     return was_removed;
@@ -57,7 +63,8 @@ void slot_board::offer(int id, slot_offer held) {
 
 void slot_board::offer_unnamed(int id, slot_offer held) {
     kvtier::mutex_lock guard(mu);
-    at(id).scope = {};
+    at(id).scope        = {};
+    at(id).conversation = 0;
     at(id).naming.clear();
     rest(at(id), std::move(held));
 }
@@ -87,12 +94,24 @@ void slot_board::wait_until_handed_over() {
     }
 }
 
+bool slot_board::concerns(const removal & what, const entry & slot) {
+    return what.concerns(slot.scope, slot.conversation, slot.naming) ||
+           what.concerns(slot.scope, slot.conversation, slot.held.tokens);
+}
+
+bool slot_board::is_served(const removal & what) const {
+    kvtier::mutex_lock guard(mu);
+    return std::any_of(slots.begin(), slots.end(), [&](const entry & slot) {
+        return !slot.idle && slot.scope.user != nobody && concerns(what, slot);
+    });
+}
+
 std::vector<int> slot_board::remove(const removal & what) {
     kvtier::mutex_lock guard(mu);
     std::vector<int> concerned;
     for (size_t i = 0; i < slots.size(); i++) {
         entry & slot = slots[i];
-        if (what.concerns(slot.scope, slot.naming) || what.concerns(slot.scope, slot.held.tokens)) {
+        if (concerns(what, slot)) {
             slot.removed = true;
             concerned.push_back(static_cast<int>(i));
         }

@@ -29,6 +29,9 @@ public:
     // Whose state it is, or whose request is in it.
     sequence_scope scope(int id) const;
 
+    // Which conversation it belongs to; 0: its tokens tell.
+    uint64_t conversation(int id) const;
+
     // Whether what it holds was removed on request.
     bool is_removed(int id) const;
 
@@ -38,7 +41,8 @@ public:
     // A request begins in the slot: from now on a removal finds it here. removed: whether one has found it while it waited; it is
     // read under the lock, because a removal marks the requests that wait before it looks at the slots. Gives whether what the
     // slot has held was removed.
-    bool take(int id, const sequence_scope & scope, std::vector<kvtier::token> naming, const std::atomic<bool> & removed);
+    bool take(int id, const sequence_scope & scope, uint64_t conversation, std::vector<kvtier::token> naming,
+              const std::atomic<bool> & removed);
 
     // A request without a ticket begins in the slot.
     void disown(int id);
@@ -55,19 +59,24 @@ public:
     void end_hand_over(int id);
     void wait_until_handed_over();
 
+    // Whether a request is in a slot that it concerns.
+    bool is_served(const removal & what) const;
+
     // Marks the slots that it concerns, and gives them: their state is the inference thread's to erase.
     std::vector<int> remove(const removal & what);
 
 private:
     struct entry {
         sequence_scope             scope;
-        std::vector<kvtier::token> naming; // of the prompt: the tokens that name its conversation
+        uint64_t                   conversation = 0;
+        std::vector<kvtier::token> naming; // of the prompt: the first tokens, which may name its conversation
         slot_offer                 held;   // while it is idle
         bool                       idle         = true;
         bool                       removed      = false;
         bool                       handing_over = false;
     };
 
+    static bool   concerns(const removal & what, const entry & slot);
     entry &       at(int id) REQUIRES(mu) { return slots[static_cast<size_t>(id)]; }
     const entry & at(int id) const REQUIRES(mu) { return slots[static_cast<size_t>(id)]; }
     void          rest(entry & slot, slot_offer held) REQUIRES(mu);

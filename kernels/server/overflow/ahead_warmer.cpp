@@ -62,6 +62,12 @@ void ahead_warmer::plan(job && next) {
     }
 }
 
+void ahead_warmer::pause(bool on) {
+    kvtier::mutex_lock guard(shared->mu);
+    shared->paused = on;
+    shared->changed.notify_all();
+}
+
 std::shared_ptr<void> ahead_warmer::enter() {
     kvtier::mutex_lock guard(shared->mu);
     shared->n_requests++;
@@ -88,7 +94,7 @@ void ahead_warmer::run() {
         job next;
         {
             kvtier::mutex_lock guard(shared->mu);
-            while (!shared->stopping && (shared->jobs.empty() || shared->n_requests > 0)) {
+            while (!shared->stopping && (shared->jobs.empty() || shared->n_requests > 0 || shared->paused)) {
                 shared->changed.wait(guard);
             }
             if (shared->stopping) {
@@ -167,7 +173,7 @@ ahead_warmer::outcome ahead_warmer::evaluate(server_task && task) {
     if (shared->stopping) {
         return outcome::stopped;
     }
-    if (shared->n_requests > 0) {
+    if (shared->n_requests > 0 || shared->paused) {
         return outcome::disturbed;
     }
     shared->running = id;

@@ -51,6 +51,7 @@ public:
 
     bool is_on() const;
     void plan(job && next); // nothing, while it is off
+    void pause(bool on);    // a battery is low: what is planned waits
 
     // A request is under way for as long as the result lives.
     std::shared_ptr<void> enter();
@@ -68,6 +69,7 @@ private:
         uint32_t          n_requests GUARDED_BY(mu) = 0;
         int               running GUARDED_BY(mu)    = -1; // the task that is waited for
         bool              stopping GUARDED_BY(mu)   = true; // or not begun
+        bool              paused GUARDED_BY(mu)     = false;
     };
 
     enum class outcome : uint8_t { done, disturbed, stopped };

@@ -1,0 +1,102 @@
+#include "kvtier/trimming.h"
+
+#include "kvtier/checksum.h"
+
+#include <algorithm>
+#include <memory>
+
+namespace kvtier {
+
+// Reads a segment's head, and the payload of its first runs.
+static status read_first(env & e, const std::string & path, size_t n_runs, segment_head & head, std::vector<uint8_t> & payload) {
+    std::unique_ptr<readable_file> file;
+    if (status s = e.open_file(path, file); !s.is_ok()) {
+        return s;
+    }
+    std::vector<uint8_t> bytes(static_cast<size_t>(std::min<uint64_t>(file->size(), format::header_size)));
+    size_t               head_size = 0;
+    span                 whole     = { bytes.data(), bytes.size() };
+    if (status s = file->read(0, &whole, 1); !s.is_ok()) {
+        return s;
+    }
+    if (status s = decode_head_size(bytes.data(), bytes.size(), format::kind_segment, file->size(), head_size); !s.is_ok()) {
+        return s.in(path);
+    }
+    bytes.resize(head_size);
+    whole = { bytes.data(), bytes.size() };
+    if (status s = file->read(0, &whole, 1); !s.is_ok()) {
+        return s;
+    }
+    if (status s = decode_segment(bytes.data(), bytes.size(), file->size(), head); !s.is_ok()) {
+        return s.in(path);
+    }
+    uint64_t size = 0;
+    for (size_t i = 0; i < n_runs; i++) {
+        size += head.runs[i].payload_size;
+    }
+    payload.resize(static_cast<size_t>(size));
+    span part = { payload.data(), payload.size() };
+    return file->read(head_size, &part, 1);
+}
+
+static void blank(segment_head & head, size_t first) {
+    size_t at = 0;
+    for (size_t i = 0; i < head.runs.size(); i++) {
+        run_entry &  r = head.runs[i];
+        const size_t n = r.p1 - r.p0;
+        if (i >= first) {
+            r.k = r.parent = key{};
+            r.payload_size = 0;
+            r.checksum     = checksum64(nullptr, 0);
+            std::fill_n(head.tokens.begin() + static_cast<std::ptrdiff_t>(at), n, token(0));
+        }
+        at += n;
+    }
+}
+
+static status write_first(store_rooms & rooms, const segment & s, size_t n_runs) REQUIRES(rooms.files.writing) {
+    const std::string folder = rooms.layout.pages(s.name_space);
+    const std::string name   = names::segment(s.id);
+    segment_head         head;
+    std::vector<uint8_t> payload;
+    if (status read = read_first(rooms.e, names::join(folder, name), n_runs, head, payload); !read.is_ok()) {
+        return read;
+    }
+    blank(head, n_runs);
+    const std::vector<uint8_t> bytes = encode_segment(head);
+    reservation                room;
+    if (!make_room(rooms, disk_size(bytes.size() + payload.size()) + folder_growth, room)) {
+        return status::over_budget(names::join(folder, name) + ": no room in the cache's budget");
+    }
+    return rooms.files.write(folder, name, { { bytes.data(), bytes.size() }, { payload.data(), payload.size() } }, true,
+                             std::move(room));
+}
+
+status trim(store_rooms & rooms, const std::vector<uint64_t> & segments, uint64_t & bytes_freed,
+            std::set<std::string> & changed) {
+    rooms.untrimmed.insert(segments.begin(), segments.end());
+    status result = status::ok();
+    for (auto it = rooms.untrimmed.begin(); it != rooms.untrimmed.end();) {
+        doomed_files     files;
+        const cut_result cut = rooms.known.cut_unneeded(*it, files);
+        bytes_freed += rooms.files.remove(files, &changed);
+        if (cut.of != nullptr) {
+            lease held; // Making room must not take it.
+            held.add(cut.of);
+            const uint64_t before = rooms.bytes.bytes();
+            if (status s = write_first(rooms, *cut.of, cut.n_kept); !s.is_ok()) {
+                result = s;
+                ++it;
+                continue;
+            }
+            const uint64_t after = rooms.bytes.bytes();
+            bytes_freed += before > after ? before - after : 0;
+            rooms.known.is_cut(*it, cut.n_kept);
+            changed.insert(rooms.layout.pages(cut.of->name_space));
+        }
+        it = cut.is_being_read ? std::next(it) : rooms.untrimmed.erase(it);
+    }
+    return result;
+}
+
+} // namespace kvtier

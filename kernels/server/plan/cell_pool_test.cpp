@@ -1,0 +1,94 @@
+// Cells are promised before a request begins, in the order of arrival, and never more of them than there are.
+#include "kvtier/testing.h"
+#include "server/plan/cell_pool.h"
+
+#include <memory>
+
+using llama_run::cell_need;
+using llama_run::cell_pool;
+
+static cell_pool & shared_by_four(cell_pool & pool) {
+    pool.open(1000, 1000, 4);
+    return pool;
+}
+
+TEST(where_slots_do_not_share_everything_fits) {
+    cell_pool pool;
+    pool.open(0, 1000, 4);
+    const auto request = std::make_shared<int>();
+    CHECK(pool.can_ever_fit(pool.need(900, 5000, 8)));
+    CHECK(pool.reserve(0, 1, pool.need(900, -1, 1), request));
+    CHECK(pool.grow(0, 900, 999));
+}
+
+TEST(an_answer_ends_with_its_slots_context_whatever_was_asked_for) {
+    cell_pool       pool;
+    const cell_need one = shared_by_four(pool).need(900, 32000, 1);
+    CHECK(one.cells() == 1000);
+    CHECK(pool.can_ever_fit(one));
+    CHECK(!pool.can_ever_fit(pool.need(400, 300, 4))); // four answers share a prompt
+    CHECK(pool.need(400, 300, 4).cells() == 1600);
+}
+
+TEST(who_does_not_fit_waits_and_so_do_those_behind) {
+    cell_pool  pool;
+    const auto a = std::make_shared<int>();
+    auto       b = std::make_shared<int>();
+    const auto c = std::make_shared<int>();
+    CHECK(shared_by_four(pool).reserve(0, 1, pool.need(500, 100, 1), a));
+    CHECK(!pool.reserve(1, 2, pool.need(500, 100, 1), b));
+    CHECK(!pool.reserve(1, 3, pool.need(10, 10, 1), c)); // it would fit, and came later
+    CHECK(!pool.fits_now(pool.need(10, 10, 1)));
+    CHECK(pool.release(0)); // somebody waits
+    CHECK(pool.reserve(0, 2, pool.need(500, 100, 1), b));
+    CHECK(pool.reserve(1, 3, pool.need(10, 10, 1), c));
+    CHECK(pool.n_free() == 1000 - 600 - 20);
+}
+
+TEST(a_request_that_was_cancelled_holds_nothing_and_nobody_up) {
+    cell_pool  pool;
+    auto       a = std::make_shared<int>();
+    auto       b = std::make_shared<int>();
+    const auto c = std::make_shared<int>();
+    CHECK(shared_by_four(pool).reserve(0, 1, pool.need(900, 50, 1), a)); // put off for another reason, and gone
+    CHECK(!pool.reserve(1, 2, pool.need(500, 0, 1), b));
+    a.reset();
+    b.reset();
+    CHECK(pool.n_free() == 1000);
+    CHECK(pool.reserve(1, 3, pool.need(800, 10, 1), c));
+}
+
+TEST(an_open_end_grows_into_what_nobody_was_promised) {
+    cell_pool  pool;
+    const auto a = std::make_shared<int>();
+    const auto b = std::make_shared<int>();
+    CHECK(shared_by_four(pool).reserve(0, 1, pool.need(100, -1, 1), a)); // 100 and a share of 125
+    CHECK(pool.reserve(1, 2, pool.need(600, 100, 1), b));
+    CHECK(pool.grow(0, 100, 224));
+    CHECK(pool.n_free() == 75);
+    CHECK(pool.grow(0, 100, 225)); // by 64
+    CHECK(pool.n_free() == 11);
+    CHECK(pool.grow(0, 100, 289)); // by the rest
+    CHECK(pool.grow(0, 100, 299));
+    CHECK(!pool.grow(0, 100, 300));
+    CHECK(pool.grow(1, 600, 5000)); // one with a limit was promised all of it
+}
+
+TEST(the_prompt_is_held_until_the_last_of_its_answers_ends) {
+    cell_pool  pool;
+    const auto a = std::make_shared<int>();
+    CHECK(shared_by_four(pool).reserve(0, 7, pool.need(400, 100, 3), a));
+    pool.share(1, 7);
+    pool.share(2, 7);
+    CHECK(pool.n_free() == 300);
+    pool.release(0);
+    CHECK(pool.n_free() == 400);
+    pool.release(1);
+    CHECK(pool.n_free() == 500);
+    pool.release(2);
+    CHECK(pool.n_free() == 1000);
+}
+
+int main() {
+    return kvtier::run_tests();
+}

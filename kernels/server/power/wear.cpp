@@ -1,0 +1,28 @@
+// What the cache writes, and what it does not while a battery is low.
+#include "server/cache/cache_core.h"
+
+#include "kvtier/write_budget.h"
+
+namespace llama_run {
+
+void cache_core::hold_writes(bool on) {
+    for (sequence_store * s : stores.all()) {
+        s->queue().hold(on);
+    }
+}
+
+common_json cache_core::written() const {
+    const kvtier::write_totals told = stores.target->store().options().writes->totals();
+    return {
+        { "today",         told.today },
+        { "week",          told.week },
+        { "ever",          told.ever },
+        { "since_ms",      told.since_ms },
+        { "budget",        told.budget },
+        { "skipped",       told.skipped },
+        { "skipped_bytes", told.skipped_bytes },
+        { "beyond",        told.beyond },
+    };
+}
+
+} // namespace llama_run

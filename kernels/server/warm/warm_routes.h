@@ -1,0 +1,12 @@
+// POST /cache/warm, which is also /v1/warm. See docs/http-api.md.
+#pragma once
+
+#include "server/answers.h"
+
+namespace llama_run {
+
+class state_cache;
+
+void add_warm_routes(const server_http_context & http, const state_cache & cache, const route_maker & here_or_there);
+
+} // namespace llama_run

@@ -1,0 +1,74 @@
+"""Has `llama-run warm`, which has a running server prepare prompts before they are asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pyrun import console
+from pyrun.errors import UserError
+from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE, key_of
+from pyrun.server.warm import Warmed, read_bodies, system_body, warm
+
+
+@click.command("warm")
+@click.argument("file", required=False, metavar="FILE|-")
+@click.option("--system", metavar="TEXT", help="Prepare this system prompt.")
+@click.option(
+    "--tools",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="With --system: the tools that come with it, as a JSON array.",
+)
+@click.option(
+    "--url",
+    default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}",
+    show_default=True,
+    help=f"The server. Its API key, if any, is taken from {KEY_VARIABLE}.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, one line for each prompt.")
+def warm_command(file: str | None, system: str | None, tools: Path | None, url: str, as_json: bool) -> None:
+    """Prepare prompts on a running server, so that whatever follows them begins at once.
+
+    FILE holds bodies of chat requests, one JSON object per line, or a single one over several lines; `-` is stdin.
+    They are evaluated one after the other, in the server's idle time: real requests come first.
+    """
+    if (file is None) == (system is None) or (tools is not None and system is None):
+        raise click.UsageError("say what to prepare: FILE, or --system TEXT with --tools FILE or without")
+    failed = 0
+    for number, body in enumerate(_bodies(file, system, tools), 1):
+        progress = console.Progress(f"prompt {number}", console.STEPS, transient=True)
+        try:
+            done = warm(url, key_of(os.environ), body, progress.reach)
+        except UserError as error:
+            failed += 1
+            console.show_error(UserError(f"prompt {number}: {error.message}", error.hint))
+            continue
+        finally:
+            progress.close()
+        click.echo(json.dumps(done.told) if as_json else f"prompt {number}: {_line(done)}")
+    if failed:
+        sys.exit(1)
+
+
+def _bodies(file: str | None, system: str | None, tools: Path | None) -> list[dict[str, Any]]:
+    if system is not None:
+        return [system_body(system, None if tools is None else tools.read_text(encoding="utf-8"))]
+    assert file is not None
+    if file == "-":
+        return read_bodies(sys.stdin.read(), "stdin")
+    try:
+        return read_bodies(Path(file).read_text(encoding="utf-8"), file)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
+
+
+def _line(done: Warmed) -> str:
+    kept = f"{console.size(done.bytes)} {'on disk' if done.on_disk else 'not on disk yet'}"
+    tokens = f"{done.tokens:,} tokens, {done.evaluated:,} evaluated, {done.restored:,} were there"
+    return f"{tokens}; {kept}; {done.ms / 1000:.1f} s"

@@ -1,0 +1,1 @@
+"""Suspend and battery: what the machine says, and what the server is told of it."""
