@@ -24,6 +24,7 @@ from pyrun.models.find import Model
 OURS = "llama-run"
 UPSTREAM = "upstream"
 SLOTS = "slots"
+OFF = "off"
 
 SIZES = {"small": 1100, "medium": 5200, "large": 15500}
 # A context is this much larger than its prompt: the template needs room, and estimates are off by some.
@@ -50,6 +51,7 @@ class Options:
     conversations: int | None = None
     turns: int = 2
     clients: int = 4
+    slots: int = 4  # of a swarm
     requests: int = 4
     chats: Path | None = None
     damage: bool = False
@@ -93,6 +95,8 @@ class Bench:
             if peer == UPSTREAM:
                 assert self.unpatched is not None
                 named.append(self._server(UPSTREAM, self.unpatched, flags))
+            elif peer == OFF:
+                named.append(self._server(OFF, self.server, flags))
             elif peer == SLOTS:
                 assert self.unpatched is not None
                 named.append(

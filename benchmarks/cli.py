@@ -13,7 +13,7 @@ import click
 
 from benchmarks import compare as comparing
 from benchmarks import interrupt, plots, report
-from benchmarks.bench import SIZES, SLOTS, UPSTREAM, Options
+from benchmarks.bench import OFF, SIZES, SLOTS, UPSTREAM, Options
 from benchmarks.results import is_url, model_folders
 from benchmarks.run import INTERRUPTED, Request, run
 from benchmarks.scenarios.agent import LEAST_PREFIX
@@ -59,12 +59,14 @@ COMMON = (
     _option("backend", "cpu, vulkan, rocm, cuda (default: those that are built).", multiple=True, metavar="NAME"),
     _option("ctx", "Context size of a slot (default: what is needed).", type=click.IntRange(min=256)),
     _option(
-        "tokens", "Length of an answer (default: restart and load 128, agent and fleet 48, chat varies).", type=COUNT
+        "tokens",
+        "Length of an answer (default: restart and load 128, agent and fleet 48, swarm 32, herd 8, chat varies).",
+        type=COUNT,
     ),
     _option(
         "peers",
-        f"What to measure beside it: {UPSTREAM} (unpatched, from the same source), {SLOTS} (the same, with its slot "
-        "saved and restored by hand), or the URL of any server with OpenAI's API.",
+        f"What to measure beside it: {OFF} (ours, without the cache), {UPSTREAM} (unpatched, from the same source), "
+        f"{SLOTS} (the same, with its slot saved and restored by hand), or the URL of any server with OpenAI's API.",
         metavar="LIST",
     ),
     _option("out", "Where results go (default: benchmarks/results/YYYYMMDD-HHMM).", type=FOLDER, metavar="DIR"),
@@ -89,7 +91,7 @@ DAMAGE = _option(
 )
 PREFIX = _option(
     "prefix",
-    "Length of the static beginning (default: agent 4000, fleet 2000, load 1000).",
+    "Length of the static beginning (default: agent 4000, fleet, swarm and herd 2000, load 1000).",
     type=click.IntRange(min=LEAST_PREFIX),
     metavar="TOKENS",
 )
@@ -100,6 +102,10 @@ CHATS = _option(
 )
 CLIENTS = _option("clients", "At once.", type=COUNT, default=4)
 REQUESTS = _option("requests", "Of each client, one after the other.", type=COUNT, default=4)
+HERD = _option("clients", "At once, each with a slot.", type=COUNT, default=8)
+SWARM = _option("clients", "Agents at work.", type=COUNT, default=12)
+SWARM_TURNS = _option("requests", "Turns of each agent.", type=COUNT, default=5)
+SWARM_SLOTS = _option("slots", "For all agents.", type=COUNT, default=4)
 
 
 def _add_scenario(name: str, help_text: str, *own: click.Option) -> None:
@@ -115,6 +121,16 @@ _add_scenario("agent", "An agent's session of eleven turns, with a crash in the 
 _add_scenario("chat", "Conversations that take turns: time to the first token by turn.", CONVERSATIONS, CHATS)
 _add_scenario("fleet", "Many conversations with one system prompt: bytes and times.", PREFIX, CONVERSATIONS, TURNS)
 _add_scenario("load", "Several clients at once: throughput, percentiles, errors.", PREFIX, CLIENTS, REQUESTS)
+_add_scenario(
+    "swarm",
+    "More agents than slots: how long all of their work takes.",
+    PREFIX,
+    SWARM,
+    SWARM_TURNS,
+    SWARM_SLOTS,
+    REPEAT,
+)
+_add_scenario("herd", "Many clients with one new beginning at once: who evaluates it?", PREFIX, HERD, REPEAT)
 _add_scenario(
     "all", "restart, agent and fleet, with upstream beside it.", SIZE_LIST, REPEAT, PREFIX, CONVERSATIONS, TURNS
 )
@@ -153,8 +169,8 @@ def _run(call: Invocation, scenarios: tuple[str, ...], given: dict[str, Any]) ->
     for size in sizes:
         size_of(size)
     for peer in peers:
-        if peer not in (UPSTREAM, SLOTS) and not is_url(peer):
-            raise UserError(f"there is no peer {peer!r}", f"peers are {UPSTREAM}, {SLOTS}, or a URL")
+        if peer not in (OFF, UPSTREAM, SLOTS) and not is_url(peer):
+            raise UserError(f"there is no peer {peer!r}", f"peers are {OFF}, {UPSTREAM}, {SLOTS}, or a URL")
     request = Request(
         scenarios=scenarios,
         models=given.pop("model"),

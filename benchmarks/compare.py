@@ -38,6 +38,8 @@ def figures(summary: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
     for name, peer in scenarios.get("agent", {}).get("peers", {}).items():
         if "ttft_ms_sum" in peer:
             yield f"agent, {name}: TTFT of all turns", _alone(peer["ttft_ms_sum"])
+        if "total_ms_sum" in peer:
+            yield f"agent, {name}: all turns to their last byte", _alone(peer["total_ms_sum"])
         if "evaluated_per_new" in peer:
             yield f"agent, {name}: evaluated per new token", _alone(peer["evaluated_per_new"], "")
     for name, peer in scenarios.get("chat", {}).get("peers", {}).items():
@@ -52,10 +54,17 @@ def figures(summary: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
     for name, peer in scenarios.get("load", {}).get("peers", {}).items():
         for percent, value in peer.get("ttft_ms", {}).items():
             yield f"load, {name}: TTFT {percent}", _alone(value)
+    for scenario in ("swarm", "herd"):
+        for name, peer in scenarios.get(scenario, {}).get("peers", {}).items():
+            if "seconds" in peer:
+                yield f"{scenario}, {name}: until all are answered", _of_stat(peer["seconds"], "s")
+                yield f"{scenario}, {name}: p95 of a request", _of_stat(peer["p95_ms"])
+            if "evaluated_per_new" in peer:
+                yield f"{scenario}, {name}: evaluated per new token", _of_stat(peer["evaluated_per_new"], "")
 
 
-def _of_stat(stat: Stat) -> Figure:
-    return Figure(stat["median"], stat["min"], stat["max"])
+def _of_stat(stat: Stat, unit: str = "ms") -> Figure:
+    return Figure(stat["median"], stat["min"], stat["max"], unit)
 
 
 def _alone(value: float, unit: str = "ms") -> Figure:

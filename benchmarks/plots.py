@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import OURS
-from benchmarks.records import AgentResult, Case, ChatResult, FleetResult, LoadResult, RestartResult
+from benchmarks.records import AgentResult, Case, ChatResult, CrowdResult, FleetResult, LoadResult, RestartResult
 
 COLOURS = ("#1f77b4", "#d95f02", "#7f7f7f", "#2ca02c", "#9467bd", "#8c564b")
 SIZE = (7.2, 4.2)
@@ -88,7 +88,9 @@ def _figure(path: Path) -> Iterator[Any]:
 def _has_data(result: dict[str, Any]) -> bool:
     if result["scenario"] == "restart":
         return any(p.get("ttft_ms", {}).get("warm") for case in result.get("cases", []) for p in case["peers"].values())
-    return any(peer.get("turns") or peer.get("ttft_ms") for peer in result.get("peers", {}).values())
+    return any(
+        peer.get("turns") or peer.get("ttft_ms") or peer.get("seconds") for peer in result.get("peers", {}).values()
+    )
 
 
 def _colours(names: Iterable[str]) -> dict[str, str]:
@@ -224,10 +226,23 @@ def _percentiles(axes: Any, result: LoadResult) -> None:
     axes.set_ylabel("time to the first token, at most, ms")
 
 
+def _until_answered(axes: Any, result: CrowdResult) -> None:
+    """Every round is drawn: medians hide what a machine does."""
+    colours = _colours(result["peers"])
+    for name, peer in result["peers"].items():
+        took = [each["seconds"] for each in peer["rounds"]]
+        axes.plot(range(1, len(took) + 1), took, marker="o", markersize=4, label=name, color=colours[name])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("round")
+    axes.set_ylabel("seconds until all are answered")
+
+
 PLOTS: dict[str, dict[str, Any]] = {
     "restart": {"cold-warm": _cold_warm},
     "agent": {"turns": _agent_turns},
     "chat": {"turns": _by_chat_turn},
     "fleet": {"turns": _fleet_turns, "written": _written},
     "load": {"percentiles": _percentiles},
+    "swarm": {"rounds": _until_answered},
+    "herd": {"rounds": _until_answered},
 }

@@ -143,6 +143,7 @@ class _AgentTurn(Row):
 
 class AgentTurn(_AgentTurn, total=False):
     cold_ms_estimated: float
+    total_ms: float  # from the request to the last byte of its answer; older runs did not tell
 
 
 class _AgentPeer(TypedDict):
@@ -152,6 +153,7 @@ class _AgentPeer(TypedDict):
 class AgentPeer(_AgentPeer, total=False):
     evaluated_per_new: float
     ttft_ms_sum: float
+    total_ms_sum: float
 
 
 class AgentResult(Result, total=False):
@@ -221,10 +223,10 @@ class FleetResult(Result, total=False):
     peers: dict[str, FleetPeer]
 
 
-# The scenario `load`.
+# The scenarios of many clients at once: `load`, `swarm` and `herd`.
 
 
-class LoadAnswer(TypedDict):
+class CrowdAnswer(TypedDict):
     label: str
     n_tokens: int
     reused: int
@@ -235,8 +237,16 @@ class LoadAnswer(TypedDict):
     total_ms: float
 
 
+class Rush(TypedDict):
+    """What became of all clients' requests, and how long it took until the last one was answered."""
+
+    answers: list[CrowdAnswer]
+    errors: list[str]
+    seconds: float
+
+
 class _LoadPeer(TypedDict):
-    answers: list[LoadAnswer]
+    answers: list[CrowdAnswer]
     errors: list[str]
 
 
@@ -249,3 +259,21 @@ class LoadPeer(_LoadPeer, total=False):
 
 class LoadResult(Result, total=False):
     peers: dict[str, LoadPeer]
+
+
+class CrowdRound(Rush):
+    new: int | None  # tokens of all prompts that no prompt before them had; None where that is not known
+
+
+class _CrowdPeer(TypedDict):
+    rounds: list[CrowdRound]
+
+
+class CrowdPeer(_CrowdPeer, total=False):
+    seconds: Stat
+    p95_ms: Stat  # of whole requests
+    evaluated_per_new: Stat
+
+
+class CrowdResult(Result, total=False):
+    peers: dict[str, CrowdPeer]

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from benchmarks.peers import Answer
-from benchmarks.records import AgentResult, Case, ChatResult, FleetResult, LoadResult, RestartResult, Result
+from benchmarks.records import (
+    AgentResult,
+    Case,
+    ChatResult,
+    CrowdResult,
+    FleetResult,
+    LoadResult,
+    RestartResult,
+    Result,
+)
 from pyrun.errors import UserError
 
 SCHEMA = 1
@@ -66,6 +75,8 @@ def new_result(scenario: Literal["chat"], settings: dict[str, Any]) -> ChatResul
 def new_result(scenario: Literal["fleet"], settings: dict[str, Any]) -> FleetResult: ...
 @overload
 def new_result(scenario: Literal["load"], settings: dict[str, Any]) -> LoadResult: ...
+@overload
+def new_result(scenario: Literal["swarm", "herd"], settings: dict[str, Any]) -> CrowdResult: ...
 @overload
 def new_result(scenario: str, settings: dict[str, Any]) -> Result: ...
 def new_result(scenario: str, settings: dict[str, Any]) -> Result:

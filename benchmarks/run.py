@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks import interrupt, machine, plots, report
 from benchmarks import limits as machine_limits
-from benchmarks.bench import OURS, SLOTS, UPSTREAM, Bench, Options, context_for
+from benchmarks.bench import OFF, OURS, SLOTS, UPSTREAM, Bench, Options, context_for
 from benchmarks.peers import AT_ONCE
 from benchmarks.progress import RunProgress
 from benchmarks.results import (
@@ -27,7 +27,7 @@ from benchmarks.results import (
     new_run_folder,
     write_json,
 )
-from benchmarks.scenarios import agent, chat, fleet, load, restart
+from benchmarks.scenarios import agent, chat, fleet, herd, load, restart, swarm
 from benchmarks.stats import summarise
 from pyrun import console
 from pyrun.errors import UserError
@@ -38,7 +38,7 @@ from pyrun.models.facts import ModelFacts
 from pyrun.models.find import Model, find_model
 from pyrun.models.look import look, see_models
 
-SCENARIOS: dict[str, ModuleType] = {module.NAME: module for module in (restart, agent, chat, fleet, load)}
+SCENARIOS: dict[str, ModuleType] = {module.NAME: module for module in (restart, agent, chat, fleet, load, swarm, herd)}
 INTERRUPTED = 130
 
 
@@ -64,7 +64,7 @@ class Programs:
 
     def of_peers(self) -> dict[str, Path]:
         """Gives the program of each peer that is ours to start."""
-        paths = {name: self.ours if name == OURS else self.unpatched for name in self.peers if not is_url(name)}
+        paths = {name: self.ours if name in (OURS, OFF) else self.unpatched for name in self.peers if not is_url(name)}
         return {name: path for name, path in paths.items() if path is not None}
 
 
@@ -230,7 +230,8 @@ def _play(bench: Bench, summary: dict[str, Any], name: str) -> None:
 
 
 def _flags(bench: Bench, name: str) -> list[str]:
-    slots = bench.options.clients if name == load.NAME else 1
+    many = {module.NAME: module for module in (load, swarm, herd)}
+    slots = many[name].slots(bench) if name in many else 1
     return [
         "--ctx-size",
         str(bench.ctx * slots),
@@ -303,7 +304,8 @@ def _programs(home: Home, request: Request, backend: str) -> Programs:
                 which += f" but for {', '.join(built.fixes)} (a compiler's fault, worked around on both sides)"
         told |= {UPSTREAM: which} if UPSTREAM in options.peers else {}
         told |= {SLOTS: f"{which}; its slot is saved and restored by hand"} if SLOTS in options.peers else {}
-    told |= {peer: "a server of its own, not restarted" for peer in options.peers if peer not in (UPSTREAM, SLOTS)}
+    told |= {OFF: "the patched server, without the cache"} if OFF in options.peers else {}
+    told |= {peer: "a server of its own, not restarted" for peer in options.peers if is_url(peer)}
     return Programs(ours, unpatched, told)
 
 

@@ -13,8 +13,10 @@ from benchmarks.bench import OURS
 from benchmarks.records import (
     AgentPeer,
     AgentResult,
+    AgentTurn,
     Case,
     ChatResult,
+    CrowdResult,
     FleetBytes,
     FleetResult,
     Limits,
@@ -76,6 +78,8 @@ def of_result(result: Any) -> list[Table]:
         "chat": _chat,
         "fleet": _fleet,
         "load": _load,
+        "swarm": _crowd,
+        "herd": _crowd,
     }
     return tables[result["scenario"]](result)
 
@@ -125,8 +129,8 @@ def _multiple(peer: RestartPeer, name: MultipleOfPhase) -> str:
 def _agent(result: AgentResult) -> list[Table]:
     peers = result.get("peers", {})
     others = [name for name in peers if name != OURS]
-    beside = (column for name in others for column in (f"{name}: evaluated", f"{name}: TTFT"))
-    columns = ("turn", "from", "tokens", "new", "reused", "evaluated", "TTFT", "cold (estimated)", *beside)
+    beside = (column for name in others for column in (f"{name}: evaluated", f"{name}: TTFT", f"{name}: request"))
+    columns = ("turn", "from", "tokens", "new", "reused", "evaluated", "TTFT", "request", "cold (estimated)", *beside)
     rows: list[tuple[str, ...]] = []
     ours: AgentPeer = peers.get(OURS, {"turns": []})
     for number, turn in enumerate(ours["turns"]):
@@ -138,19 +142,30 @@ def _agent(result: AgentResult) -> list[Table]:
             f"{turn['reused']:,}",
             f"{turn['evaluated']:,}",
             seconds(turn["ttft_ms"]),
+            _request(turn),
             seconds(turn.get("cold_ms_estimated", 0)),
         ]
         for name in others:
             turns = peers[name]["turns"]
-            there = number < len(turns)
-            row += [f"{turns[number]['evaluated']:,}", seconds(turns[number]["ttft_ms"])] if there else ["", ""]
+            there = turns[number] if number < len(turns) else None
+            times = [seconds(there["ttft_ms"]), _request(there)] if there else ["", ""]
+            row += [f"{there['evaluated']:,}" if there else "", *times]
         rows.append(tuple(row))
     if "ttft_ms_sum" in ours:
-        row = ["sum; evaluated per new token", "", "", "", "", _per_new(ours), seconds(ours["ttft_ms_sum"]), ""]
+        row = ["sum; evaluated per new token", "", "", "", "", _per_new(ours), *_sums(ours), ""]
         for name in others:
-            row += [_per_new(peers[name]), seconds(peers[name]["ttft_ms_sum"]) if peers[name]["turns"] else ""]
+            row += [_per_new(peers[name]), *_sums(peers[name])]
         rows.append(tuple(row))
     return [Table("an agent's session of eleven turns", columns, rows, words=2)]
+
+
+def _request(turn: AgentTurn) -> str:
+    return seconds(turn["total_ms"]) if "total_ms" in turn else ""
+
+
+def _sums(peer: AgentPeer) -> tuple[str, str]:
+    ttft = seconds(peer["ttft_ms_sum"]) if "ttft_ms_sum" in peer else ""
+    return ttft, seconds(peer["total_ms_sum"]) if "total_ms_sum" in peer else ""
 
 
 def _per_new(peer: AgentPeer) -> str:
@@ -212,6 +227,40 @@ def _load(result: LoadResult) -> list[Table]:
             )
         )
     return [Table(f"{result['settings'].get('clients', '?')} clients at once", columns, rows)]
+
+
+def _crowd(result: CrowdResult) -> list[Table]:
+    columns = (
+        "server",
+        "rounds",
+        "until all are answered",
+        "spread",
+        "x ours",
+        "p95 of a request",
+        "evaluated per new",
+        "errors",
+    )
+    peers = result.get("peers", {})
+    ours = peers[OURS].get("seconds") if OURS in peers else None
+    rows: list[tuple[str, ...]] = []
+    for name, peer in peers.items():
+        took = peer.get("seconds")
+        per_new = peer.get("evaluated_per_new")
+        rows.append(
+            (
+                name,
+                str(len(peer["rounds"])),
+                seconds(took["median"] * 1000) if took else "",
+                f"{took['spread']:.0%}" if took else "",
+                f"{took['median'] / ours['median']:.2f}" if took and ours else "",
+                seconds(peer["p95_ms"]["median"]) if "p95_ms" in peer else "",
+                f"{per_new['median']:.2f}" if per_new else "",
+                str(sum(len(each["errors"]) for each in peer["rounds"])),
+            )
+        )
+    settings = result["settings"]
+    what = f"{settings['slots']} slots" if "slots" in settings else "one new beginning"
+    return [Table(f"{settings.get('clients', '?')} clients at once, {what}", columns, rows)]
 
 
 def of_limits(limits: Limits) -> Table:

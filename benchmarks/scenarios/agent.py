@@ -188,6 +188,7 @@ def _session(bench: Bench, result: AgentResult, peer: Peer, texts: list[str]) ->
             "what": turn.what,
             **row_of(answer, fresh),  # type: ignore[typeddict-item]  # it has no estimate
             "prefill_per_s": answer.timings.get("prompt_per_second"),
+            "total_ms": answer.total_ms,
         }
         turns.append(row)
         bench.hold_to_promise(result, peer, f"turn {number} ({turn.what})", answer, fresh, restores_at)
@@ -217,3 +218,5 @@ def end(limits: Limits, result: AgentResult) -> None:
         if len(new) == len(turns):
             peer["evaluated_per_new"] = sum(turn["evaluated"] for turn in turns) / sum(new)
         peer["ttft_ms_sum"] = sum(turn["ttft_ms"] for turn in turns)
+        if all("total_ms" in turn for turn in turns):
+            peer["total_ms_sum"] = sum(turn["total_ms"] for turn in turns)

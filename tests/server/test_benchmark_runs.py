@@ -83,6 +83,16 @@ def test_a_quick_run_succeeds(tmp_path: Path) -> None:
         assert str(tmp_path) not in text and str(ROOT) not in text, "results tell where things lie on this machine"
 
 
+@pytest.mark.parametrize(("scenario", "own"), [("herd", ()), ("swarm", ("--requests", "2", "--slots", "2"))])
+def test_crowd_evaluates_what_is_new(scenario: str, own: tuple[str, ...], tmp_path: Path) -> None:
+    words = (scenario, "--clients", "4", *own, "--repeat", "2", "--peers", "off", *QUICK)
+    result = benchmark(tmp_path / "out", "dense", *words)
+    assert result.returncode == 0, result.stderr
+    peers = summary_of(tmp_path / "out")["scenarios"][scenario]["peers"]
+    assert [len(peer["rounds"]) for peer in peers.values()] == [2, 2]
+    assert peers["llama-run"]["evaluated_per_new"]["max"] < 1.2 < peers["off"]["evaluated_per_new"]["median"]
+
+
 def test_model_with_anchors_gives_a_valid_result(tmp_path: Path) -> None:
     result = benchmark(tmp_path / "out", "hybrid-moe", "restart", "--sizes", "400", "--repeat", "1", "--tokens", "8")
     assert result.returncode == 0, result.stderr

@@ -36,12 +36,14 @@ def result(scenario: str, **content: Any) -> dict[str, Any]:
 
 def turn(number: int, ttft: float, **more: Any) -> dict[str, Any]:
     row = {"what": f"turn {number}", "turn": number, "conversation": 1, "n_tokens": 1000, "new": 100, "reused": 900}
-    return {**row, "evaluated": 100, "source": "hot", "miss": None, "ttft_ms": ttft, "cold_ms_estimated": 900.0, **more}
+    times = {"ttft_ms": ttft, "total_ms": ttft + 50, "cold_ms_estimated": 900.0}
+    return {**row, "evaluated": 100, "source": "hot", "miss": None, **times, **more}
 
 
 def summary_of(warm_ms: float = 20.0) -> dict[str, Any]:
     rounds = [{"cold": {"n_tokens": 1100}}]
     times = {"cold": summarise([2000.0, 2010.0]), "warm": summarise([warm_ms, warm_ms + 1]), "ram": summarise([9.0])}
+    times["ahead"] = summarise([9.5])
     ours = {
         "rounds": rounds,
         "ttft_ms": times,
@@ -51,6 +53,7 @@ def summary_of(warm_ms: float = 20.0) -> dict[str, Any]:
     }
     theirs = {"rounds": rounds, "ttft_ms": {"cold": summarise([1990.0]), "warm": summarise([1995.0])}}
     session = {"turns": [turn(1, 900.0), turn(2, 100.0)], "ttft_ms_sum": 1000.0, "evaluated_per_new": 1.0}
+    session["total_ms_sum"] = 1100.0
     by_turn = [
         {"turn": n, "ttft_ms": summarise([50.0 * n]), "p90_ms": 60.0, "n_tokens": 300, "evaluated": 50} for n in (1, 2)
     ]
@@ -65,6 +68,15 @@ def summary_of(warm_ms: float = 20.0) -> dict[str, Any]:
     }
     answers = [{"ttft_ms": 10.0 * n} for n in range(1, 9)]
     load = {"answers": answers, "errors": [], "ttft_ms": percentiles([a["ttft_ms"] for a in answers])}
+    crowd = {
+        name: {
+            "rounds": [{"answers": answers, "errors": [], "seconds": took, "new": 1000}] * 2,
+            "seconds": summarise([took, took]),
+            "p95_ms": summarise([900.0]),
+            "evaluated_per_new": summarise([per_new]),
+        }
+        for name, took, per_new in (("llama-run", 2.0, 1.01), ("off", 14.0, 7.7))
+    }
     speed = summarise([1e9, 1.1e9])
     return {
         "schema": 1,
@@ -88,6 +100,8 @@ def summary_of(warm_ms: float = 20.0) -> dict[str, Any]:
             "chat": result("chat", peers={"llama-run": {"turns": sails, "by_turn": by_turn}}),
             "fleet": result("fleet", peers={"llama-run": fleet}),
             "load": result("load", peers={"llama-run": load}),
+            "swarm": result("swarm", peers=crowd),
+            "herd": result("herd", peers=crowd),
         },
     }  # fmt: skip
 
@@ -117,13 +131,15 @@ def test_report_has_every_scenario(tmp_path: Path, capsys: pytest.CaptureFixture
     run = write_run(tmp_path, summary_of())
     assert report(run) == 0
     page = (run / "cpu" / "a-model-0" / "summary.md").read_text()
-    for scenario in ("restart", "agent", "chat", "fleet", "load"):
+    for scenario in ("restart", "agent", "chat", "fleet", "load", "swarm", "herd"):
         assert f"## {scenario}: valid" in page
-    assert "| small | llama-run | 1,100 | 2.00 s | 20.5 ms | 5% | 97.1 | 1.20 | 1.40 | 9.0 ms | 2.00 |" in page
+    assert "| small | llama-run | 1,100 | 2.00 s | 20.5 ms | 5% | 97.1 | 1.20 | 1.40 | 9.0 ms | 2.00 | 9.5 ms |" in page
     assert "| 1.5 MB | 3.0 MB | 18.0 MB | 3.0 MB | 9.0 MB |" in page, "bytes, each beside those of whole states"
     assert "sha256 ff" in page and "a note" in page
     assert "- upstream: given by the user; `version: 7`, sha256 ee" in page
-    assert "| 1 turn 1 | hot | 1,000 | 100 | 900 | 100 | 900 ms | 900 ms |" in page, "tokens, new, reused, evaluated"
+    told = "| 1 turn 1 | hot | 1,000 | 100 | 900 | 100 | 900 ms | 950 ms | 900 ms |"
+    assert told in page, "tokens, new, reused, evaluated, first token, whole request, from nothing"
+    assert "| off | 2 | 14.00 s | 0% | 7.00 | 900 ms | 7.70 | 0 |" in page
     assert "| cpu | a-model | small |" in (run / "summary.md").read_text()
     assert json.loads((run / "summary.json").read_text())["valid"] is True
     assert "eleven turns" in capsys.readouterr().out
