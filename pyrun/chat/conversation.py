@@ -24,6 +24,7 @@ from pyrun.providers.known import Provider
 ATTACHED = re.compile(r"(?<!\S)@([\w.-]+):(\S+)")
 RESUMED_MESSAGES = 4
 MAX_FILE_BYTES = 1_000_000
+PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF")  # how PNG, JPEG, GIF and WebP begin
 
 
 class Settles(Protocol):
@@ -81,6 +82,7 @@ class Chat:
     def turn(self, view: View) -> None:
         try:
             self.agent.answer(view)
+            self.agent.look_ahead()
         except KeyboardInterrupt:
             self._stopped()
         except (ProviderError, UserError) as error:
@@ -118,8 +120,10 @@ class Chat:
 
 
 def read_file(path: str, most: int = MAX_FILE_BYTES) -> str:
-    """A text file that a person named. Raises OSError or ValueError."""
+    """A text file that a person named. Raises UserError, OSError or ValueError."""
     data = Path(path).expanduser().read_bytes()
+    if data.startswith(PICTURES):
+        raise UserError(f"{path} is a picture, and the chat sends text only", "the server's web page takes pictures")
     if len(data) > most:
         raise ValueError(f"it has {len(data):,} bytes; at most {most:,} are taken")
     if b"\0" in data:

@@ -6,13 +6,14 @@ All of them live in one thread with a loop of its own; the chat waits for them w
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -33,6 +34,7 @@ READ_SECONDS = 30.0
 MAX_PAGES = 20
 MAX_NAME = 64  # of a tool, for the servers that models are at
 SEPARATOR = "__"
+VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 T = TypeVar("T")
 
@@ -42,6 +44,7 @@ class RemoteServer:
     """One that is spoken to by HTTP."""
 
     url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # keys, mostly
 
 
 Known = IncludedServer | RemoteServer
@@ -70,7 +73,7 @@ class _Live:
 
 
 def read_mcp_json(path: Path) -> dict[str, Known]:
-    """The format that most clients share: {"mcpServers": {NAME: {"command", "args", "env"} or {"url"}}}."""
+    """The format that most clients share: {"mcpServers": {NAME: {"command", "args", "env"} or {"url", "headers"}}}."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -85,13 +88,26 @@ def read_mcp_json(path: Path) -> dict[str, Known]:
 
 def _known(where: str, entry: Any) -> Known:
     if isinstance(entry, dict) and isinstance(entry.get("url"), str):
-        return RemoteServer(entry["url"])
+        return RemoteServer(entry["url"], _headers(where, entry.get("headers", {})))
     if not isinstance(entry, dict) or not isinstance(entry.get("command"), str):
         raise UserError(f"{where} names neither a command nor a url", '{"command": "...", "args": [...]}')
     arguments, variables = entry.get("args", []), entry.get("env", {})
     if not isinstance(arguments, list) or not isinstance(variables, dict):
         raise UserError(f"{where}: args is a list and env an object", '{"command": "...", "args": [...], "env": {}}')
     return IncludedServer(entry["command"], tuple(map(str, arguments)), {str(k): str(v) for k, v in variables.items()})
+
+
+def _headers(where: str, given: Any) -> dict[str, str]:
+    """Their values may name variables, so that no key has to be in the file."""
+    if not isinstance(given, dict):
+        raise UserError(f"{where}: headers is an object", '"headers": {"Authorization": "Bearer ${KEY}"}')
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in os.environ:
+            raise UserError(f"{where}: there is no variable {found[1]}", f"set it: export {found[1]}=...")
+        return os.environ[found[1]]
+
+    return {str(name): VARIABLE.sub(value, str(text)) for name, text in given.items()}
 
 
 class McpServers:
@@ -190,21 +206,26 @@ class McpServers:
 
     async def _live(self, live: _Live, ready: Future[None]) -> None:
         import anyio
+        import httpx2
         from mcp import Client, StdioServerParameters
         from mcp.client.stdio import stdio_client
         from mcp.client.streamable_http import streamable_http_client
 
         assert self._errors is not None
-        if isinstance(live.known, RemoteServer):
-            transport: Any = streamable_http_client(live.known.url)
-        else:
-            parameters = StdioServerParameters(
-                command=live.known.command, args=list(live.known.arguments), env=dict(live.known.environment)
-            )
-            transport = stdio_client(parameters, errlog=self._errors)
         live.end = anyio.Event()
         try:
-            async with Client(transport) as client:
+            async with AsyncExitStack() as stack:
+                if isinstance(live.known, RemoteServer):
+                    timeout = httpx2.Timeout(READ_SECONDS, read=CALL_SECONDS)  # an answer may take as long as a call
+                    web = httpx2.AsyncClient(headers=dict(live.known.headers), timeout=timeout)
+                    await stack.enter_async_context(web)
+                    transport: Any = streamable_http_client(live.known.url, http_client=web)
+                else:
+                    parameters = StdioServerParameters(
+                        command=live.known.command, args=list(live.known.arguments), env=dict(live.known.environment)
+                    )
+                    transport = stdio_client(parameters, errlog=self._errors)
+                client = await stack.enter_async_context(Client(transport))
                 live.tools = await _tools(live.name, client)
                 live.prompts = await _prompts(client)
                 live.client = client

@@ -22,6 +22,7 @@ class Prompt:
     dropped: list[int]  # rows that are left out
     n_cuts: int
     n_over: int  # tokens by which it does not fit all the same
+    ahead: list[Message]  # what the next cut will leave of it; empty as long as that is far
 
 
 def answer_room(context: int) -> int:
@@ -36,12 +37,21 @@ def room(context: int, tool_tokens: int) -> int:
 
 def choose(rows: Sequence[Row], n_tokens: int) -> Prompt:
     cut = cut_history([_counted(row) for row in rows], n_tokens, NOTE_TOKENS)
-    kept = [index for begin, end in cut.kept for index in range(begin, end)]
-    messages = [rows[index].message for index in kept]
-    if cut.n_dropped:
-        _put_note(messages)
+    kept = _indices(cut.kept)
     dropped = sorted(set(range(len(rows))) - set(kept))
-    return Prompt(messages, dropped, cut.n_cuts, cut.n_over)
+    messages = _messages(rows, kept, with_note=cut.n_dropped > 0)
+    return Prompt(messages, dropped, cut.n_cuts, cut.n_over, _messages(rows, _indices(cut.ahead), with_note=True))
+
+
+def _indices(ranges: Sequence[tuple[int, int]]) -> list[int]:
+    return [index for begin, end in ranges for index in range(begin, end)]
+
+
+def _messages(rows: Sequence[Row], kept: Sequence[int], *, with_note: bool) -> list[Message]:
+    messages = [rows[index].message for index in kept]
+    if with_note:
+        _put_note(messages)
+    return messages
 
 
 def _counted(row: Row) -> tuple[str, int, list[str], list[str]]:

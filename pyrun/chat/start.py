@@ -64,6 +64,7 @@ def chat(home: Home, wishes: Wishes, console: Console) -> Iterator[Chat]:
         sessions = Sessions(memory, setup.user)
         session = _session(sessions, wishes, toolset)
         agent = Agent(sessions, session, Chain(links), toolset, counter(endpoint))
+        stack.callback(agent.ahead.stop)
         if not session.rows:
             sessions.append(session, [Row({"role": "system", "content": system}, agent.count(system))])
         yield Chat(agent, servers, known, setup.user, console)

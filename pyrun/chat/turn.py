@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pyrun.chat.ahead import Ahead
 from pyrun.chat.chain import Chain, Link, Watcher
-from pyrun.chat.prompt import answer_room, choose, room
+from pyrun.chat.prompt import Prompt, answer_room, choose, room
 from pyrun.chat.sessions import Row, Session, Sessions
 from pyrun.chat.stats import Answer, measure
 from pyrun.chat.toolset import ALWAYS, NO, SESSION, Prepared, Toolset
@@ -23,6 +24,7 @@ from pyrun.memory.intake import take_in
 from pyrun.memory.spool import Record, SpoolFullError, write_spool
 from pyrun.memory.text import message_text
 from pyrun.providers.events import End, Function, Message, Reasoning, Request, Text, ToolCall
+from pyrun.providers.known import LOCAL
 from pyrun.tools.tool import ToolError, shortened
 
 STOPPED = "[stopped by the person]"
@@ -82,6 +84,7 @@ class Agent:
         self.toolset = toolset
         self.count = count
         self.limits = limits or Limits()
+        self.ahead = Ahead()
         self._tool_tokens: tuple[list[Function], int] | None = None
 
     # What a person does
@@ -117,6 +120,17 @@ class Agent:
                 break
         self._append({"role": "assistant", "content": f"[{why}]"})
         view.note(f"{why}; say something to go on")
+
+    def look_ahead(self) -> None:
+        """While the person reads: the prompt behind the next cut is evaluated, if that is near."""
+        link = self.chain.current
+        prompt = self._choose(link)
+        messages = prompt.ahead
+        while messages and messages[-1]["role"] == "assistant":
+            messages = messages[:-1]  # a server would take it for the beginning of the answer that it is asked for
+        if messages and link.provider.kind == LOCAL:
+            request = Request(messages, tuple(self.session.tools), 1, self.session.name)
+            self.ahead.start(link.provider, request, (self.session.name, prompt.n_cuts))
 
     # One round
 
@@ -158,11 +172,14 @@ class Agent:
             self._append({"role": "assistant", "content": STOPPED}, {"stopped": True})
 
     def _request(self, link: Link) -> Request:
-        tools = tuple(self.session.tools)
-        prompt = choose(self.session.rows, room(link.context, self._count_tools()))
+        self.ahead.stop()
+        prompt = self._choose(link)
         self._archive(prompt.dropped)
         most = self.limits.answer_tokens or answer_room(link.context)
-        return Request(prompt.messages, tools, most, self.session.name)
+        return Request(prompt.messages, tuple(self.session.tools), most, self.session.name)
+
+    def _choose(self, link: Link) -> Prompt:
+        return choose(self.session.rows, room(link.context, self._count_tools()))
 
     def _count_tools(self) -> int:
         if self._tool_tokens is None or self._tool_tokens[0] is not self.session.tools:

@@ -1,7 +1,6 @@
-"""A stand-in for every service that models are at: OpenAI's and Anthropic's streams, by a script, and their troubles.
+"""A stand-in for every service that models are at: its streams, by a script, and its troubles.
 
-Events are made from the packages' own types, so that what a service could not send is not sent here either. The bodies
-of all requests are kept as they came over the wire.
+How each of them speaks is in dialects.py. The bodies of all requests are kept as they came over the wire.
 """
 
 from __future__ import annotations
@@ -11,41 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from anthropic.types import (
-    RawContentBlockDeltaEvent,
-    RawContentBlockStartEvent,
-    RawContentBlockStopEvent,
-    RawMessageDeltaEvent,
-    RawMessageStartEvent,
-    RawMessageStopEvent,
-)
-from openai.types.chat import ChatCompletionChunk
+from fakes.dialects import ANTHROPIC, LLAMA_SERVER, MODEL, Dialect, Reply
 
-MODEL = "stand-in"
 CONTEXT = 8_192
-
-
-@dataclass
-class Reply:
-    """What is answered: an error, or a stream that may break."""
-
-    text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)  # id, name, arguments
-    status: int = 200
-    error: str = ""
-    retry_after: str | None = None
-    cut: bool = False  # the connection breaks before the end
-    silent_cut: bool = False  # the stream ends in good order, and too early
-    malformed: bool = False  # an event that is no JSON
-    error_event: bool = False  # an error in the middle of the stream
-    pause: float = 0.0  # before each piece
-    prompt_tokens: int = 100
-    cached_tokens: int = 60
 
 
 Script = Callable[[dict[str, Any]], Reply]
@@ -54,10 +24,12 @@ Script = Callable[[dict[str, Any]], Reply]
 class ModelServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, script: Script, key: str | None = None) -> None:
+    def __init__(self, script: Script, key: str | None = None, dialect: Dialect | None = None) -> None:
+        """Without a dialect it speaks as a llama-server does, in the language that it is asked in."""
         super().__init__(("127.0.0.1", 0), Handler)
         self.script = script
         self.key = key
+        self.dialect = dialect
         self.bodies: list[bytes] = []  # of requests for an answer
         self.keys: list[str] = []
         self.sent_first: list[float] = []  # when the first piece of text left
@@ -73,8 +45,8 @@ class ModelServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def model_server(script: Script, key: str | None = None) -> Iterator[ModelServer]:
-    server = ModelServer(script, key)
+def model_server(script: Script, key: str | None = None, dialect: Dialect | None = None) -> Iterator[ModelServer]:
+    server = ModelServer(script, key, dialect)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
@@ -117,23 +89,23 @@ class Handler(BaseHTTPRequestHandler):
             reply = Reply(status=401, error=f"the key {key} is wrong")
         else:
             reply = self.server.script(json.loads(data))
+        dialect = self.server.dialect or (ANTHROPIC if self.path.endswith("/messages") else LLAMA_SERVER)
         if reply.status != 200:
             extra = {"Retry-After": reply.retry_after} if reply.retry_after else {}
-            kind = {401: "authentication_error", 429: "rate_limit_error", 529: "overloaded_error"}
-            error = {"type": kind.get(reply.status, "api_error"), "message": reply.error or "no"}
-            self._json(reply.status, {"type": "error", "error": error}, extra)
+            self._json(reply.status, dialect.error(reply.status, reply.error or "no"), extra)
             return
         try:
-            self._stream(reply, anthropic=self.path.endswith("/messages"))
+            self._stream(reply, dialect)
         except OSError:
             self.server.gone.set()
 
-    def _stream(self, reply: Reply, *, anthropic: bool) -> None:
+    def _stream(self, reply: Reply, dialect: Dialect) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        pieces = list(_anthropic(reply) if anthropic else _openai(reply))
+        anthropic = dialect is ANTHROPIC
+        pieces = list(dialect.events(reply))
         broken = reply.cut or reply.silent_cut or reply.malformed or reply.error_event
         for name, event in pieces[: len(pieces) // 2] if broken else pieces:
             time.sleep(reply.pause)
@@ -143,8 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         if reply.malformed:
             self._event("content_block_delta" if anthropic else "", '{"half": ')
         if reply.error_event:
-            error = {"type": "overloaded_error", "message": "Overloaded"}
-            self._event("error" if anthropic else "", json.dumps({"type": "error", "error": error}))
+            self._event("error" if anthropic else "", json.dumps(dialect.error_event("Overloaded")))
         if reply.cut:
             self.wfile.flush()
             self.connection.shutdown(2)
@@ -174,60 +145,3 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
-
-
-def _openai(reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
-    def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> tuple[str, dict[str, Any]]:
-        choices = [{"index": 0, "delta": delta, "finish_reason": reason}] if delta or reason else []
-        made = ChatCompletionChunk.model_validate(
-            {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": MODEL, "choices": choices, **more}
-        )
-        return "", made.model_dump(exclude_unset=True)
-
-    yield chunk({"role": "assistant"})
-    for text in reply.reasoning:
-        yield chunk({"reasoning_content": text})
-    for text in reply.text:
-        yield chunk({"content": text})
-    for index, (number, name, arguments) in enumerate(reply.calls):
-        whole = json.dumps(arguments)
-        start = {"index": index, "id": number, "type": "function", "function": {"name": name, "arguments": ""}}
-        yield chunk({"tool_calls": [start]})
-        for part in (whole[: len(whole) // 2], whole[len(whole) // 2 :]):
-            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
-    yield chunk({}, "tool_calls" if reply.calls else "stop")
-    usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": 7, "total_tokens": reply.prompt_tokens + 7}
-    yield chunk({}, usage={**usage, "prompt_tokens_details": {"cached_tokens": reply.cached_tokens}})
-
-
-def _anthropic(reply: Reply) -> Iterator[tuple[str, dict[str, Any]]]:
-    def event(kind: Any, **values: Any) -> tuple[str, dict[str, Any]]:
-        made = kind.model_validate(values)
-        return values["type"], made.model_dump(exclude_unset=True)
-
-    fresh = reply.prompt_tokens - reply.cached_tokens
-    usage = {"input_tokens": fresh, "cache_read_input_tokens": reply.cached_tokens, "output_tokens": 1}
-    message: dict[str, Any] = {"id": "1", "type": "message", "role": "assistant", "content": [], "model": MODEL}
-    message |= {"stop_reason": None, "stop_sequence": None, "usage": usage}
-    yield event(RawMessageStartEvent, type="message_start", message=message)
-    blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
-    if reply.reasoning:
-        deltas = [{"type": "thinking_delta", "thinking": text} for text in reply.reasoning]
-        deltas.append({"type": "signature_delta", "signature": "signed"})
-        blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, deltas))
-    if reply.text:
-        blocks.append(({"type": "text", "text": ""}, [{"type": "text_delta", "text": text} for text in reply.text]))
-    for number, name, arguments in reply.calls:
-        whole = json.dumps(arguments)
-        parts = (whole[: len(whole) // 2], whole[len(whole) // 2 :])
-        deltas = [{"type": "input_json_delta", "partial_json": part} for part in parts]
-        blocks.append(({"type": "tool_use", "id": number, "name": name, "input": {}}, deltas))
-    for index, (block, deltas) in enumerate(blocks):
-        yield event(RawContentBlockStartEvent, type="content_block_start", index=index, content_block=block)
-        for delta in deltas:
-            yield event(RawContentBlockDeltaEvent, type="content_block_delta", index=index, delta=delta)
-        yield event(RawContentBlockStopEvent, type="content_block_stop", index=index)
-    reason = "tool_use" if reply.calls else "end_turn"
-    stop: dict[str, Any] = {"stop_reason": reason, "stop_sequence": None}
-    yield event(RawMessageDeltaEvent, type="message_delta", delta=stop, usage={"output_tokens": 7})
-    yield event(RawMessageStopEvent, type="message_stop")

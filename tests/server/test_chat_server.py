@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from backend import require_backend
 from cache_server import CacheServer, Serve, smollm2, toy
 from chat_fixtures import Desk, home_in
-from helpers import ROOT, free_port, is_running
+from helpers import ROOT, free_port, is_running, wait_until
 from terminal import Terminal
 from tool_fixtures import Bench
 
@@ -21,16 +22,18 @@ from pyrun.agents.endpoint import find_endpoint
 from pyrun.chat.chain import Link
 from pyrun.chat.local import local_provider
 from pyrun.chat.prompt import choose, room
+from pyrun.chat.stats import Answer
 from pyrun.chat.turn import Limits
 from pyrun.models.default import CHAT_TEMPLATE
 from pyrun.providers.events import TOO_LONG, End, ProviderError, Request, Text
 from pyrun.providers.known import Provider
 from pyrun.providers.stream import stream
+from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
 
 CITIES = ("Rome", "Oslo", "Cairo", "Paris", "Lima")
-CONTEXT = 2_048
+CONTEXT = 4_096  # so much that nothing is cut
 TURNS = 30
 
 
@@ -49,11 +52,10 @@ def rendered(server: CacheServer, desk: Desk) -> list[int]:
 
 
 @contextmanager
-def opened(bench: Bench, server: CacheServer, resume: bool) -> Iterator[Desk]:
+def opened(bench: Bench, server: CacheServer, **more: Any) -> Iterator[Desk]:
     endpoint = find_endpoint(server.url, None)
     link = Link(local_provider(endpoint), endpoint.context)
-    limits = Limits(rounds=3, answer_tokens=12)
-    with Desk(bench, [link], tools="get_fact", resume=resume, endpoint=endpoint, limits=limits) as desk:
+    with Desk(bench, [link], endpoint=endpoint, limits=Limits(rounds=3, answer_tokens=8), **more) as desk:
         yield desk
 
 
@@ -61,29 +63,40 @@ def test_thirty_turns_evaluate_what_is_new_over_restarts_of_server_and_chat(
     serve: Serve, bench: Bench, tmp_path: Path
 ) -> None:
     flags = ("--ctx-size", str(CONTEXT), "--parallel", "1", "--jinja", "--chat-template-file", str(CHAT_TEMPLATE))
-    new = evaluated = generated = n_answers = 0
+    answers: list[Answer] = []
     for part in range(2):
         server = serve(smollm2(), *flags, cache=tmp_path / "cache")
-        with opened(bench, server, resume=part > 0) as desk:
-            for turn in range(TURNS // 2):
-                number = part * TURNS // 2 + turn
-                before = rendered(server, desk) if number else []
+        with opened(bench, server, tools="get_fact", resume=part > 0) as desk:
+            for number in range(part * TURNS // 2, (part + 1) * TURNS // 2):
                 desk.ask(f"Question {number}: what do you know about {CITIES[number % len(CITIES)]}?")
-                for answer in desk.view.answers:
-                    evaluated += answer.prompt_tokens - answer.reused_tokens
-                    generated += answer.answer_tokens
-                    n_answers += 1
-                desk.view.answers.clear()
-                after = rendered(server, desk)
-                common = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
-                new += len(after) - common
+            answers += desk.view.answers
+            prompt = rendered(server, desk)
             roles = [message["role"] for message in desk.messages]
         server.stop()
-    # What was generated is known, but for the last token of each answer: it was drawn and never evaluated.
-    new -= generated - n_answers
-    print(f"{evaluated} tokens evaluated, {new} new, {n_answers} answers")
     assert roles.count("user") == TURNS
+    evaluated = sum(answer.prompt_tokens - answer.reused_tokens for answer in answers)
+    # Each token of the whole conversation is new once. Those that were generated are known from then on, but for the
+    # last one of each answer: it was drawn and never evaluated.
+    new = len(prompt) - sum(answer.answer_tokens - 1 for answer in answers)
+    print(f"{evaluated} tokens evaluated, {new} new, {len(answers)} answers")
     assert evaluated <= 1.05 * new, f"{evaluated} evaluated, {new} new"
+
+
+def test_a_chat_has_its_next_cut_evaluated_before_it_comes(serve: Serve, bench: Bench, tmp_path: Path) -> None:
+    server = serve(toy("dense"), "--ctx-size", "1024", "--parallel", "1", "--jinja", cache=tmp_path / "cache")
+    reused_at_cuts = []
+    with opened(bench, server, tools="none") as desk:
+        n_cuts = 0
+        for number in range(16):
+            desk.ask(f"Question {number}: {TEXT.splitlines()[number][:100]}")
+            cut = choose(desk.agent.session.rows[:-1], room(desk.agent.chain.current.context, 0))
+            if cut.n_cuts > n_cuts:
+                reused_at_cuts.append(desk.view.answers[-1].reused_tokens)
+            n_cuts = cut.n_cuts
+            desk.agent.look_ahead()
+            wait_until(lambda: desk.agent.ahead._connection is None, 60, "the next cut is evaluated, if it is near")
+    assert reused_at_cuts, "it was cut"
+    assert min(reused_at_cuts) > 150, "the system message alone has fewer than 30"
 
 
 @pytest.mark.parametrize("protocol", ["openai", "anthropic"])

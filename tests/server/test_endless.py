@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cache_server import CacheServer, Serve, say, toy
-from helpers import wait_until
+from helpers import ROOT, wait_until
 
+from pyrun.chat.mcp_servers import McpServers
 from pyrun.memory.intake import take_in
 from pyrun.memory.recall import UserMemory
 from pyrun.memory.store import Memory
+from pyrun.tools.setup import IncludedServer
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
@@ -174,35 +178,45 @@ def test_a_call_and_its_result_stay_together(serve: Serve) -> None:
     assert [int(n) for n in re.findall(r"Result (\d+)", prompt)] == kept[:-1]
 
 
-def test_what_leaves_a_chat_is_in_the_memory_once_after_kills(serve: Serve, tmp_path: Path) -> None:
+def test_what_leaves_a_chat_is_found_by_the_tool_server_and_is_there_once_after_kills(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """A fact of turn 3, dropped by turn 40, is found in turn 50; the server and what reads its spool die in between."""
     folder = tmp_path / "memory"
     flags = (*SMALL, *EVICT, "--context-spool", str(folder / "spool"))
-    history = talk(12)
-    history[1] = say("user", "Question 0: my bicycle is called Rosinante.")
+    history = talk(38)
+    history[5] = say("user", "Question 2: my bicycle is called Rosinante.")
     n_dropped = 0
-    for part in range(3):
+    for turns in (range(39, 43), range(43, 47), range(47, 50)):
         server = serve(toy("dense"), *flags)
-        for turn in range(4):
-            number = 12 + part * 4 + turn
-            history.append(say("user", f"Question {number}: {LINES[number % len(LINES)][:80]}?"))
+        for turn in turns:
+            history.append(say("user", f"Question {turn - 1}: {LINES[turn % len(LINES)][:80]}?"))
             answer = server.chat(history, max_tokens=4)
-            history.append(say("assistant", f"Answer {number}: {answer.text}"))
-            n_dropped = answer.timings.get("context_dropped", {"messages": 0})["messages"]
+            history.append(say("assistant", f"Answer {turn - 1}: {answer.text}"))
+            n_dropped = answer.timings["context_dropped"]["messages"]
+            assert n_dropped > 6, "the fact has left the chat"
         # Its thread has a moment, but what it has not written is not lost either: the next request brings it again.
         server.kill()
-        if part == 1:
+        if 43 in turns:
             with Memory(folder) as memory:
                 take_in(memory)
-    assert n_dropped > 10
     server = serve(toy("dense"), *flags)
     server.chat(history[:-1], max_tokens=1)
+    tool_server = IncludedServer(
+        sys.executable,
+        ("-m", "pyrun", "tools", "--root", str(tmp_path), "--memory", str(folder)),
+        {"PYTHONPATH": str(ROOT)},
+    )
+    with McpServers({"tools": tool_server}, tmp_path / "mcp.log", start_seconds=120) as servers:
+        search = next(tool for tool in servers.tools if tool.name == "search_memory")
+        found = servers.call(search, {"query": "what is the name of my bicycle"}, threading.Event())
+    assert found.count("Rosinante") == 1
+    history.append(say("user", f"Question 49: {found}"))
+    assert "Rosinante" in rendered(server, history)
     server.stop()
     with Memory(folder) as memory:
-        taken = take_in(memory)
-        assert taken.n_damaged == 0
+        assert take_in(memory).n_damaged == 0
         assert UserMemory(memory, "").counts()["message"] == n_dropped
-        found = UserMemory(memory, "").search("what is the name of my bicycle")
-        assert "Rosinante" in found[0].entry.text
         assert take_in(memory).n_new == 0
 
 

@@ -93,6 +93,10 @@ def test_files_are_attached_and_sessions_exported(talk: Talk, bench: Bench) -> N
     (bench.work / "binary").write_bytes(b"\0")
     with pytest.raises(ValueError, match="no text"):
         talk.run(f"/attach {bench.work / 'binary'}")
+    (bench.work / "picture").write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(UserError, match="is a picture, and the chat sends text only"):
+        talk.run(f"/attach {bench.work / 'picture'}")
+    assert talk.chat.attachments == []
 
 
 def test_memory_facts_and_numbers_are_shown(talk: Talk) -> None:

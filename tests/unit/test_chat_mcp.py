@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from chat_fixtures import Desk, link
 from fakes.model_server import Reply, model_server
-from helpers import ROOT
+from helpers import ROOT, free_port, wait_until
+from mcp.server.mcpserver import MCPServer
 from rich.console import Console
 from tool_fixtures import Bench
 
@@ -86,10 +90,62 @@ def test_mcp_json_is_read_and_what_is_wrong_with_it_is_told(tmp_path: Path) -> N
     entry = {"command": "x", "args": ["-y"], "env": {"A": "1"}}
     path.write_text(json.dumps({"mcpServers": {"a": entry, "b": {"url": "http://x/mcp"}}}))
     assert read_mcp_json(path) == {"a": IncludedServer("x", ("-y",), {"A": "1"}), "b": RemoteServer("http://x/mcp")}
-    for wrong in ("{", "[]", '{"mcpServers": {"a": {}}}', '{"mcpServers": {"a": {"command": "x", "args": "y"}}}'):
+    for wrong in (
+        *("{", "[]", '{"mcpServers": {"a": {}}}', '{"mcpServers": {"a": {"command": "x", "args": "y"}}}'),
+        '{"mcpServers": {"a": {"url": "http://x", "headers": ["y"]}}}',
+        '{"mcpServers": {"a": {"url": "http://x", "headers": {"A": "${NO_SUCH_VARIABLE}"}}}}',
+    ):
         path.write_text(wrong)
         with pytest.raises(UserError):
             read_mcp_json(path)
+
+
+@contextmanager
+def guarded_server(key: str) -> Iterator[str]:
+    """One that is spoken to by HTTP, and answers only those who bring the key."""
+    things = MCPServer("guarded")
+    things.tool()(add)
+    inside = things.streamable_http_app()
+
+    async def guard(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and dict(scope["headers"]).get(b"authorization") != f"Bearer {key}".encode():
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await inside(scope, receive, send)
+
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(guard, port=port, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started, 30, "it listens")
+    try:
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def add(a: int, b: int) -> str:
+    """Adds two numbers."""
+    return str(a + b)
+
+
+def test_a_server_by_url_is_sent_its_headers_and_their_keys_come_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THINGS_KEY", "very-secret")
+    path = tmp_path / "mcp.json"
+    with guarded_server("very-secret") as url:
+        headers = {"Authorization": "Bearer ${THINGS_KEY}"}
+        path.write_text(json.dumps({"mcpServers": {"a": {"url": url, "headers": headers}, "b": {"url": url}}}))
+        known = read_mcp_json(path)
+        assert "very-secret" not in repr(known)
+        with McpServers(known, tmp_path / "mcp.log") as servers:
+            assert [problem.partition(":")[0] for problem in servers.problems] == ["b"]
+            [tool] = servers.tools
+            assert servers.call(tool, {"a": 2, "b": 3}, threading.Event()) == "5"
+    assert "very-secret" not in (tmp_path / "mcp.log").read_text()
 
 
 def test_a_stopped_call_ends_at_once(tmp_path: Path) -> None:

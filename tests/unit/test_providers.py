@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
+from fakes.dialects import DIALECTS
 from fakes.model_server import ModelServer, Reply, model_server
 
 from pyrun.cli.main import cli
@@ -22,36 +24,38 @@ from pyrun.providers.known import KINDS, Prices, Provider, load_providers
 from pyrun.providers.stream import cost, stream
 
 KEY = "sk-very-secret-1234"
-PROTOCOLS = ["openai", "anthropic"]
+SERVICES = sorted(KINDS)
+TELL_REASONING = ("anthropic", "grok", "ollama")
+TELL_CACHED = ("anthropic", "grok", "openai")
 WEATHER = Function("weather", "Tells it.", {"type": "object", "properties": {"city": {"type": "string"}}})
 HELLO: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 
 
-def provider(server: ModelServer, protocol: str, **more: Any) -> Provider:
-    url = server.url if protocol == "anthropic" else f"{server.url}/v1"
-    return Provider("cloud", url, protocol, "m", **{"key": KEY, "kind": protocol, **more})
+def provider(server: ModelServer, service: str, **more: Any) -> Provider:
+    url = server.url + urlsplit(KINDS[service].base_url).path
+    return Provider("cloud", url, KINDS[service].protocol, "m", **{"key": KEY, "kind": service, **more})
 
 
 def texts(found: list[Event], kind: type[Text] | type[Reasoning]) -> str:
     return "".join(event.text for event in found if isinstance(event, kind))
 
 
-def failure(server: ModelServer, protocol: str, **more: Any) -> ProviderError:
+def failure(server: ModelServer, service: str, **more: Any) -> ProviderError:
     with pytest.raises(ProviderError) as caught:
-        list(stream(provider(server, protocol, **more), Request(HELLO)))
+        list(stream(provider(server, service, **more), Request(HELLO)))
     assert KEY not in caught.value.message
     return caught.value
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_text_reasoning_calls_and_usage_are_one_kind_of_events(protocol: str) -> None:
+@pytest.mark.parametrize("service", SERVICES)
+def test_text_reasoning_calls_and_usage_are_one_kind_of_events(service: str) -> None:
     reply = Reply(
         ["It ", "is ", "so."], ["Let me ", "think."], [("a", "weather", {"city": "Rome"}), ("b", "weather", {})]
     )
-    with model_server(lambda _: reply, KEY) as server:
-        found = list(stream(provider(server, protocol), Request(HELLO, (WEATHER,), 50, "session")))
+    with model_server(lambda _: reply, KEY, DIALECTS[service]) as server:
+        found = list(stream(provider(server, service), Request(HELLO, (WEATHER,), 50, "session")))
     assert texts(found, Text) == "It is so."
-    assert texts(found, Reasoning) == "Let me think."
+    assert texts(found, Reasoning) == ("Let me think." if service in TELL_REASONING else "")
     calls = [event for event in found if isinstance(event, ToolCall)]
     assert [(call.id, call.name, call.parsed()) for call in calls] == [
         ("a", "weather", {"city": "Rome"}),
@@ -60,10 +64,11 @@ def test_text_reasoning_calls_and_usage_are_one_kind_of_events(protocol: str) ->
     end = found[-1]
     assert isinstance(end, End)
     assert end.reason == "tool_calls"
-    assert (end.usage.prompt_tokens, end.usage.cached_tokens, end.usage.answer_tokens) == (100, 60, 7)
+    cached = 60 if service in TELL_CACHED else 0
+    assert (end.usage.prompt_tokens, end.usage.cached_tokens, end.usage.answer_tokens) == (100, cached, 7)
     [sent] = server.requests
-    assert ("cache_control" in sent, "prompt_cache_key" in sent) == (protocol == "anthropic", protocol == "openai")
-    assert [thinking["signature"] for thinking in end.thinking] == (["signed"] if protocol == "anthropic" else [])
+    assert ("cache_control" in sent, "prompt_cache_key" in sent) == (service == "anthropic", service == "openai")
+    assert [thinking["signature"] for thinking in end.thinking] == (["signed"] if service == "anthropic" else [])
 
 
 def test_anthropic_is_sent_calls_results_and_signed_thinking_as_it_wants_them() -> None:
@@ -95,7 +100,7 @@ def test_anthropic_is_sent_calls_results_and_signed_thinking_as_it_wants_them() 
     ]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize(
     ("reply", "kind"),
     [
@@ -113,18 +118,18 @@ def test_anthropic_is_sent_calls_results_and_signed_thinking_as_it_wants_them() 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_every_trouble_has_its_kind_and_no_key(protocol: str, reply: Reply, kind: str) -> None:
-    with model_server(lambda _: reply) as server:
-        error = failure(server, protocol)
+def test_every_trouble_has_its_kind_and_no_key(service: str, reply: Reply, kind: str) -> None:
+    with model_server(lambda _: reply, dialect=DIALECTS[service]) as server:
+        error = failure(server, service)
     assert error.kind == kind, error.message
     assert error.retry_after == (7.0 if reply.retry_after else None)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_server_that_is_not_there_is_unreachable(protocol: str) -> None:
+@pytest.mark.parametrize("service", ["openai", "anthropic"])
+def test_a_server_that_is_not_there_is_unreachable(service: str) -> None:
     with model_server(lambda _: Reply()) as server:
         pass
-    assert failure(server, protocol).kind == events.UNREACHABLE
+    assert failure(server, service).kind == events.UNREACHABLE
 
 
 def test_costs_follow_the_prices_and_what_is_asked_too_often_is_refused() -> None:
