@@ -15,7 +15,7 @@ from pyrun import console
 from pyrun.build.builder import BuildRequest, build, has_web_ui
 from pyrun.build.toolchain import find_toolchain
 from pyrun.bundle.contents import Part, library_part, upstream_parts, write_contents
-from pyrun.bundle.libraries import FALLBACKS, Needs, find_library, read_needs, strip
+from pyrun.bundle.libraries import FALLBACKS, Needs, find_library, looks_beside, read_needs, strip
 from pyrun.bundle.manifest import Manifest, write_manifest
 from pyrun.bundle.packages import copy_packages
 from pyrun.errors import UserError
@@ -136,10 +136,22 @@ def _copy_libraries(needs: Needs, folder: Path) -> list[Part]:
     for name in needs.brought(path.name for path in (folder / "bin").iterdir()):
         path = find_library(name, compiler)
         place = folder / ("lib" if name in FALLBACKS else "bin")
+        if place.name == "bin":
+            _check_finds(place, name)
         place.mkdir(exist_ok=True)
         shutil.copy2(path, place / name)
         parts.append(library_part(path, name))
     return parts
+
+
+def _check_finds(folder: Path, name: str) -> None:
+    """On this machine the library would be found anywhere, and a trial shows nothing."""
+    for file in folder.iterdir():
+        if name in read_needs([file]).libraries and not looks_beside(file):
+            raise UserError(
+                f"{file.name} needs {name}, and would not find it in its own folder",
+                "`llama-run build --clean` with the same --backend and --target builds it so that it does",
+            )
 
 
 def _pack(folder: Path, archive: Path) -> None:
@@ -153,7 +165,7 @@ def _pack(folder: Path, archive: Path) -> None:
 
     with (
         archive.open("wb") as file,
-        gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
+        gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
         tar.add(folder, folder.name, filter=plain)

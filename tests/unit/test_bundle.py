@@ -45,6 +45,18 @@ def test_needs_of_a_library_are_found() -> None:
     assert needs.brought(["libgcc_s.so.1"]) == ["libstdc++.so.6"], "what is there is not brought along"
 
 
+def test_library_that_would_not_be_found_beside_the_server_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as libgomp, which every machine with a compiler has and others lack."""
+    shutil.copy(_kernels.__file__, tmp_path / "libggml-base.so.0")
+    make._check_finds(tmp_path, "libgomp.so.1")
+    with pytest.raises(UserError, match="libggml-base.so.0 needs libm.so.6, and would not find it"):
+        make._check_finds(tmp_path, "libm.so.6")
+    monkeypatch.setattr(make, "looks_beside", lambda path: True)
+    make._check_finds(tmp_path, "libm.so.6")
+
+
 @pytest.mark.parametrize(
     ("machine", "glibc", "said"),
     [
