@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -44,7 +45,7 @@ def _encodable(text: str) -> str:
 def as_typed(text: str) -> str:
     """Names our commands as they can be copied: ./llama-run says so where `llama-run` alone would not be found."""
     command = os.environ.get(COMMAND_VARIABLE)
-    return OWN_COMMAND.sub(lambda _: command, text) if command else text
+    return OWN_COMMAND.sub(lambda _: shlex.quote(command), text) if command else text
 
 
 def show_error(error: UserError) -> None:

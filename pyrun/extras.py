@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import util
 
 from pyrun.errors import UserError
-from pyrun.home import is_clone
+from pyrun.home import is_bundle, is_clone
 
 # The optional dependencies of pyproject.toml, with the packages that are imported for each.
 EXTRAS = {
@@ -16,6 +16,9 @@ EXTRAS = {
     "tools": ("mcp", "mcp_types", "anyio", "jsonschema", "referencing", "openai", "anthropic"),
     "chat": ("prompt_toolkit",),
 }
+
+
+IN_FULL = "install llama-run in full, as a package or from a clone; models and stored state of a package are the same"
 
 
 def has_native() -> bool:
@@ -33,6 +36,10 @@ def explain_import(error: ImportError) -> UserError | None:
 
 
 def missing_extra(package: str, extra: str) -> UserError:
+    if is_bundle():
+        return UserError(
+            f"this needs the package {package}, which is not in a bundle: it has what serving a model needs", IN_FULL
+        )
     return UserError(f"the package {package} is not installed", f"install it: {_install(extra)}")
 
 
@@ -43,4 +50,6 @@ def _install(extra: str) -> str:
 def _native_hint() -> str:
     if is_clone():
         return "run ./llama-run from the clone: it builds it"
+    if is_bundle():
+        return f"run the bundle with the Python it was made with, or {IN_FULL}"
     return "install for this Python from source, with a C++ compiler: pip install --no-binary llama-run llama-run"

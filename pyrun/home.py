@@ -12,6 +12,7 @@ from pyrun.errors import UserError
 
 CODE = Path(__file__).resolve().parents[1]  # a clone, or the folder that packages are installed into
 INCLUDED = Path(__file__).resolve().parent / "included"  # an installed package has there what a build starts from
+BUNDLE_FILE = "llama-run-bundle.json"  # a bundle has it beside the packages, and says there what it is made for
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,38 @@ class InstalledHome(Home):
         return self.cache / "llama.cpp" / "build" / backend
 
 
+@dataclass(frozen=True)
+class BundledHome(InstalledHome):
+    """An unpacked bundle: what runs is in its folder, which is only read; what is made lies where XDG says."""
+
+    folder: Path = CODE.parent
+
+    @property
+    def bundle_file(self) -> Path:
+        return self.folder / "python" / BUNDLE_FILE
+
+    @property
+    def program(self) -> Path:
+        return self.folder / "llama-run"
+
+    @property
+    def fallbacks(self) -> Path:
+        """It holds libraries for systems whose own are too old."""
+        return self.folder / "lib"
+
+    @property
+    def default_models(self) -> Path:
+        bundled = self.folder / "models" / "built-in"
+        return bundled if bundled.is_dir() else super().default_models
+
+    @property
+    def web_page(self) -> Path:
+        return self.folder / "python" / "pyrun" / "web"
+
+    def server_binary(self, backend: str) -> Path:
+        return self.folder / "bin" / "llama-server"
+
+
 def installed_home(environment: Mapping[str, str], included: Path = INCLUDED) -> InstalledHome:
     """A variable of XDG counts where it holds an absolute path, as its specification has it."""
 
@@ -184,14 +217,26 @@ def installed_home(environment: Mapping[str, str], included: Path = INCLUDED) ->
     )
 
 
+def bundled_home(environment: Mapping[str, str], folder: Path = CODE.parent) -> BundledHome:
+    return BundledHome(**vars(installed_home(environment)), folder=folder)
+
+
+def is_bundle() -> bool:
+    """Says whether this package runs from a bundle."""
+    return (CODE / BUNDLE_FILE).is_file()
+
+
 def is_clone() -> bool:
     """Says whether this package runs from a clone."""
     return (CODE / "pyproject.toml").is_file()
 
 
 def find_home() -> Home:
-    """Finds the clone this package runs from, or the one that LLAMA_RUN_HOME names; else the package's own folders."""
+    """Finds the clone or the bundle this package runs from, or the clone that LLAMA_RUN_HOME names; else the package's
+    own folders."""
     named = os.environ.get("LLAMA_RUN_HOME")
+    if not named and is_bundle():
+        return bundled_home(os.environ)
     if not named and not is_clone() and INCLUDED.is_dir():
         return installed_home(os.environ)
     home = Home(Path(named).resolve() if named else CODE)

@@ -10,7 +10,7 @@ from pyrun.machine.amd import gfx_of_override
 from pyrun.machine.backends import NVIDIA_DRIVER, Missing, build_needs, check_backends, install_hint
 from pyrun.machine.cpu import is_arm
 from pyrun.machine.describe import Machine
-from pyrun.machine.isa import X86_LEVELS, build_flags, cuda_architectures, level_of
+from pyrun.machine.isa import PORTABLE, X86_LEVELS, build_flags, cuda_architectures, level_of
 from pyrun.machine.rocm import SYSTEM, find_rocm
 from pyrun.machine.snapshot import Snapshot
 
@@ -112,7 +112,7 @@ def _cuda(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _target_flags(target: str, arch: str) -> list[str]:
-    if target.strip().lower() != "native" and (level_of(target) in X86_LEVELS) == is_arm(arch):
+    if target.strip().lower() not in ("native", PORTABLE) and (level_of(target) in X86_LEVELS) == is_arm(arch):
         raise UserError(
             f"--target {target} is for another kind of processor than this one ({arch})",
             "build it on a machine of that kind: nothing is cross-compiled",

@@ -18,8 +18,10 @@ from pyrun.build.ninja import run_logged
 from pyrun.build.rocm_sdk import read_rocm_sdk
 from pyrun.build.toolchain import Toolchain, find_toolchain
 from pyrun.build.vulkan_headers import ensure_vulkan_headers
+from pyrun.bundle.manifest import read_manifest
 from pyrun.errors import UserError
-from pyrun.home import Home, version
+from pyrun.extras import IN_FULL
+from pyrun.home import BundledHome, Home, version
 from pyrun.machine.describe import describe
 from pyrun.machine.probe import probe
 from pyrun.machine.snapshot import Snapshot
@@ -61,6 +63,8 @@ def build(home: Home, request: BuildRequest, snapshot: Snapshot | None = None) -
 
     `snapshot` is of this machine, where one was taken already.
     """
+    if isinstance(home, BundledHome):
+        raise UserError("a bundle has its server already, and nothing to build one from", IN_FULL)
     tools = find_toolchain()
     started = time.monotonic()
     folder = home.build(request.folder_name)
@@ -100,11 +104,15 @@ def take_snapshot(home: Home, backend: str) -> Snapshot:
 
 def is_built(home: Home, backend: str) -> bool:
     """Says whether a server was ever built to its end; whether it is up to date is for `build` to find out."""
+    if isinstance(home, BundledHome):
+        return backend in read_manifest(home.bundle_file).backends
     return home.server_binary(backend).exists() and (home.build(backend) / "llama-run-build.json").exists()
 
 
 def has_web_ui(home: Home, backend: str) -> bool:
     """Says whether upstream's own page is embedded in the built server."""
+    if isinstance(home, BundledHome):
+        return read_manifest(home.bundle_file).has_web_ui
     return (home.build(backend) / "tools" / "ui" / "dist" / "index.html").exists()
 
 

@@ -29,7 +29,7 @@ class Standing:
             return "built"
         if self.is_buildable:
             return "buildable"
-        return "missing" if self.lacks and self.backend.has_device else "no-device"
+        return "missing" if self.backend.has_device else "no-device"
 
     def can_run(self, *, may_build: bool) -> bool:
         if not self.backend.has_device or self.backend.to_run:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyrun.build.toolchain import Toolchain
 from pyrun.upstream.pin import Pin
 
+ORIGIN = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
 LANGUAGES = {"cuda": ["CUDA"], "rocm": ["HIP"]}  # what is compiled apart from C and C++
 
 
@@ -25,8 +27,11 @@ def cmake_definitions(settings: BuildSettings, tools: Toolchain) -> dict[str, st
     definitions = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_MAKE_PROGRAM": tools.ninja,
-        # The build tree may be moved or copied: libraries are found relative to the binary.
-        "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",
+        # The build tree may be moved or copied: libraries are found relative to the binary. What cmake writes by itself
+        # ends in an empty part, which means the folder that the server is started in: whatever lies there would be run.
+        "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
+        "CMAKE_INSTALL_RPATH": ORIGIN,
+        "CMAKE_INSTALL_RPATH_USE_LINK_PATH": "ON",
         # Only the server is built, and what it needs.
         "LLAMA_BUILD_APP": "OFF",
         "LLAMA_BUILD_EXAMPLES": "OFF",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
 from pyrun.build.builder import is_built, take_snapshot
 from pyrun.build.choose import Standing, choose_backend, standings
-from pyrun.home import Home
+from pyrun.home import BundledHome, Home
 from pyrun.machine.backends import check_backends, install_hint
 from pyrun.machine.describe import Machine, describe
 from pyrun.machine.names import AUTO, BACKENDS
@@ -29,6 +29,7 @@ def settle_backend(home: Home, wanted: str, *, may_build: bool = True) -> Settle
     machine = describe(snapshot)
     if wanted != AUTO:
         return Settled(wanted, "as you said", snapshot, machine)
+    may_build = may_build and not isinstance(home, BundledHome)
     backend, why = choose_backend(machine, _standings(home, snapshot, machine), may_build=may_build)
     return Settled(backend, why, snapshot, machine)
 
@@ -52,12 +53,15 @@ def print_backends(home: Home) -> None:
     found = _standings(home, snapshot, machine)
     for standing in found:
         click.echo(f"{standing.backend.name:7} {standing.state:10} {_detail(standing, machine)}".rstrip())
-    backend, why = choose_backend(machine, found)
+    backend, why = choose_backend(machine, found, may_build=not isinstance(home, BundledHome))
     click.echo(f"auto is {backend}: {why}")
 
 
 def _standings(home: Home, snapshot: Snapshot, machine: Machine) -> list[Standing]:
-    return standings(snapshot, machine, [name for name in BACKENDS if is_built(home, name)])
+    found = standings(snapshot, machine, [name for name in BACKENDS if is_built(home, name)])
+    if isinstance(home, BundledHome):  # what it does not have cannot be built, whatever is installed
+        found = [replace(standing, lacks=[], is_buildable=False) for standing in found]
+    return found
 
 
 def _detail(standing: Standing, machine: Machine) -> str:

@@ -17,7 +17,7 @@ import click
 from pyrun import console
 from pyrun.cli.completion import complete_model
 from pyrun.errors import UserError
-from pyrun.home import CODE, Home, find_home, is_clone
+from pyrun.home import CODE, Home, find_home, is_bundle, is_clone
 from pyrun.machine.names import AUTO, BACKENDS
 from pyrun.server.address import choose_address
 from pyrun.server.ask import ask
@@ -32,8 +32,11 @@ port_option = click.option(
 
 
 def own_command() -> list[str]:
-    """Starts llama-run as this one was: a clone's own script, which keeps itself up to date, or the package."""
-    return [str(CODE / "llama-run")] if is_clone() else [sys.executable, "-m", "pyrun"]
+    """Starts llama-run as this one was: a clone's own script, which keeps itself up to date, a bundle's, or the
+    package."""
+    if is_clone():
+        return [str(CODE / "llama-run")]
+    return [str(CODE.parent / "llama-run")] if is_bundle() else [sys.executable, "-m", "pyrun"]
 
 
 @click.command("start")

@@ -9,7 +9,7 @@ import click
 
 from pyrun import console
 from pyrun.errors import UserError
-from pyrun.home import CODE, is_clone
+from pyrun.home import CODE, is_bundle, is_clone
 
 
 @click.command("install-link")
@@ -24,10 +24,10 @@ from pyrun.home import CODE, is_clone
 )
 @click.option("--remove", is_flag=True, help="Take the link away again.")
 def install_link_command(folder: Path, remove: bool) -> None:
-    """Make `llama-run` work from every folder, by a link to this clone."""
-    if not is_clone():
+    """Make `llama-run` work from every folder, by a link to this clone or bundle."""
+    if not is_clone() and not is_bundle():
         raise UserError("llama-run is installed as a package, with a command of its own", "nothing is to be done")
-    link, program = folder.expanduser() / "llama-run", CODE / "llama-run"
+    link, program = folder.expanduser() / "llama-run", (CODE if is_clone() else CODE.parent) / "llama-run"
     is_ours = link.is_symlink() and link.resolve() == program
     if not is_ours and (link.exists() or link.is_symlink()):
         raise UserError(f"{link} is there already, and not a link to {program}", "remove it, or choose another --into")

@@ -58,6 +58,7 @@ class Root(click.Group):
 
     LATER: ClassVar = {
         "build": ("pyrun.cli.build", "build_command"),
+        "bundle": ("pyrun.cli.bundle", "bundle_command"),
         "cache": ("pyrun.cli.cache", "cache_group"),
         "chat": ("pyrun.cli.chat", "chat_command"),
         "completion": ("pyrun.cli.completion", "completion_command"),
@@ -80,6 +81,7 @@ class Root(click.Group):
     # What --help says of them, without loading them; a test compares it with what they say themselves.
     BRIEFLY: ClassVar = {
         "build": "Build llama-server from the pinned, patched llama.cpp.",
+        "bundle": "Make one archive that serves models on machines without compiler and network.",
         "cache": "Show, check and clean the stored state.",
         "chat": "Talk to a model, with tools, memory and endless history.",
         "completion": "Print what makes the TAB key complete commands, flags, models, conversations and backends.",
@@ -87,7 +89,7 @@ class Root(click.Group):
         "connect": "Make a coding agent use the running server.",
         "doctor": "Show what this machine is, how that was found, and what is missing for each backend.",
         "experts": "Show which experts of a mixture-of-experts model work, layer by layer.",
-        "install-link": "Make `llama-run` work from every folder, by a link to this clone.",
+        "install-link": "Make `llama-run` work from every folder, by a link to this clone or bundle.",
         "memory": "Search what left a conversation, and keep facts.",
         "logs": "Show what a server in the background says.",
         "providers": "Set up models that others serve, or another server here does.",

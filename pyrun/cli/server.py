@@ -21,6 +21,7 @@ from rich.status import Status
 
 from pyrun import console
 from pyrun.build.builder import BuildRequest, build, has_web_ui, is_built
+from pyrun.bundle.start import prepare_bundle
 from pyrun.cache.folder import make_cache
 from pyrun.cache.owners import remember
 from pyrun.cache.remote import fingerprint, summary
@@ -28,7 +29,7 @@ from pyrun.cli.backends import device_warning, settle_backend
 from pyrun.cli.models import print_profile, summary_of
 from pyrun.errors import UserError
 from pyrun.extras import has_native, missing_extra
-from pyrun.home import Home
+from pyrun.home import BundledHome, Home
 from pyrun.machine.backends import runtime_environment
 from pyrun.machine.describe import Machine
 from pyrun.machine.names import AUTO
@@ -231,6 +232,11 @@ def _say_which(models: list[Model]) -> UserError:
 
 def ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> None:
     backend = options.backend
+    if isinstance(home, BundledHome):
+        if not is_built(home, backend):
+            raise UserError(f"this bundle has no server for {backend}", "leave --backend out: auto finds what it has")
+        prepare_bundle(home, backend, os.environ)
+        return
     if not options.build:
         if not is_built(home, backend):
             command = f"llama-run build --backend {backend}"

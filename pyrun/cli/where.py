@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pyrun import console
-from pyrun.home import Home, InstalledHome, find_home
+from pyrun.home import BundledHome, Home, InstalledHome, find_home
 
 
 @click.command("where")
@@ -16,7 +16,8 @@ from pyrun.home import Home, InstalledHome, find_home
 def where_command(as_json: bool) -> None:
     """Show where models, stored state, settings, builds and logs are.
 
-    In a clone all of it is in the clone. Installed as a package, it is where XDG says, and upgrading keeps it.
+    In a clone all of it is in the clone. Installed as a package, or run from a bundle, it is where XDG says, and
+    upgrading keeps it.
     """
     home = find_home()
     found = places(home)
@@ -25,7 +26,13 @@ def where_command(as_json: bool) -> None:
         return
     for line in console.columns([(name, console.printable(str(path))) for name, path in found.items()]):
         click.echo(line)
-    console.say("installed as a package" if isinstance(home, InstalledHome) else f"run from the clone {home.root}")
+    console.say(_kind(home))
+
+
+def _kind(home: Home) -> str:
+    if isinstance(home, BundledHome):
+        return f"run from the bundle {home.folder}"
+    return "installed as a package" if isinstance(home, InstalledHome) else f"run from the clone {home.root}"
 
 
 def places(home: Home) -> dict[str, Path]:

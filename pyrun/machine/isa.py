@@ -15,6 +15,15 @@ from pyrun.machine.nvidia import parse_nvidia_smi
 from pyrun.machine.snapshot import Snapshot
 
 NATIVE = ["-DGGML_NATIVE=ON"]
+# One build for every machine of a kind: the server loads the code for its processor when it starts, and graphics from
+# modules beside it. It needs no libraries that some distributions lack: OpenSSL is only for serving HTTPS.
+PORTABLE = "portable"
+PORTABLE_FLAGS = [
+    "-DGGML_NATIVE=OFF",
+    "-DGGML_BACKEND_DL=ON",
+    "-DGGML_CPU_ALL_VARIANTS=ON",
+    "-DLLAMA_OPENSSL=OFF",
+]
 
 # llama.cpp can be told these for x86; /proc/cpuinfo calls them so.
 X86_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -119,15 +128,19 @@ def level_of(level_or_target: str) -> str:
         return TARGETS[name][0]
     raise UserError(
         f"{level_or_target!r} is neither an instruction set nor a processor that is known here",
-        f"levels: {', '.join(LEVELS)}; processors: {', '.join(TARGETS)}; native: what this machine has",
+        f"levels: {', '.join(LEVELS)}; processors: {', '.join(TARGETS)}; native: what this machine has; "
+        "portable: chosen when it starts",
     )
 
 
 def build_flags(level_or_target: str) -> list[str]:
-    """Gives the cmake flags for a level (avx2) or a processor (zen3); `native` leaves it to the compiler."""
+    """Gives the cmake flags for a level (avx2) or a processor (zen3); `native` leaves it to the compiler, `portable` to
+    the server."""
     name = level_or_target.strip().lower()
     if name == "native":
         return list(NATIVE)
+    if name == PORTABLE:
+        return list(PORTABLE_FLAGS)
     level = level_of(name)
     flags = ["-DGGML_NATIVE=OFF"]
     if level in X86_LEVELS:
