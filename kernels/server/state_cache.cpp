@@ -5,6 +5,7 @@
 
 #include "log.h"
 
+#include <chrono>
 #include <utility>
 
 namespace llama_run {
@@ -12,6 +13,7 @@ namespace llama_run {
 void state_cache::open(common_params & params, llama_context * target, llama_context * draft, server_queue & queue) {
     experts.open(target);
     overflow.open(params, target);
+    live->slots.open(static_cast<size_t>(params.n_parallel));
     if (params.cache_ssd.path.empty()) {
         return;
     }
@@ -31,6 +33,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     // One cache in RAM is enough, and ours shares what prompts have in common.
     params.cache_ram_mib    = 0;
     params.cache_idle_slots = false;
+    made->admin().finished.told = [live = live](const finished_request & request) { live->finished(request); };
     open_ = std::move(made);
     guard.unlock();
     ahead_warmer::keeper keeper;
@@ -149,6 +152,7 @@ void state_cache::arrive(server_task & task, const admission & from) const {
         task.cache = std::make_shared<cache_ticket>(from.user); // should the cache be there when its turn comes
     }
     task.cache->dropped = from.dropped;
+    task.cache->in_line = live->slots.enter(from.user, static_cast<uint64_t>(task.n_tokens()));
 }
 
 int state_cache::choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const {
@@ -158,7 +162,11 @@ int state_cache::choose_among(const std::vector<slot_candidate> & slots, const s
 
 bool state_cache::prepare(const slot_view & slot, server_task & task) const {
     const auto c = core();
-    return !c || c->prepare(slot, task);
+    const bool ready = !c || c->prepare(slot, task);
+    if (!ready && task.cache->in_line) {
+        task.cache->in_line->waits_for(task.cache->reading ? wait_reason::files : wait_reason::prefix);
+    }
+    return ready;
 }
 
 void state_cache::deferred() const {
@@ -171,6 +179,10 @@ cache_report state_cache::restore(const slot_view & slot, server_prompt & prompt
                                   const std::function<bool()> & make_room) const {
     const auto c = core();
     const context_dropped dropped = task.cache ? task.cache->dropped : context_dropped();
+    if (task.cache) {
+        task.cache->in_line.reset();
+        live->slots.begin(slot.id, task.cache->scope.user, static_cast<uint64_t>(task.n_tokens()));
+    }
     cache_report report = c ? c->restore(slot, prompt, task, make_room) : cache_report();
     report.dropped = dropped;
     return report;
@@ -195,6 +207,11 @@ bool state_cache::anchor(const slot_view & slot, int64_t n_tokens) const {
 }
 
 void state_cache::evaluated(const slot_view & slot) const {
+    if (slot.task != nullptr) {
+        const server_slot_stats & stats = slot.stats;
+        live->slots.advance(slot.id, stats.n_prompt_cached, stats.n_prompt_processed, stats.n_gen,
+                            std::chrono::microseconds(stats.n_gen > 0 ? stats.t_gen_us() : stats.t_elapsed_us()));
+    }
     if (const auto c = core()) {
         c->evaluated(slot);
     }
@@ -207,6 +224,7 @@ void state_cache::ending(const slot_view & slot) const {
 }
 
 void state_cache::released(const slot_view & slot) {
+    live->slots.end(slot.id);
     if (const auto c = core()) {
         c->released(slot);
     }
@@ -259,6 +277,16 @@ common_json state_cache::conversations(const std::string & user) const {
 common_json state_cache::requests(const std::string & user) const {
     const auto c = core();
     return c ? c->admin().finished.describe(user) : common_json::array();
+}
+
+common_json state_cache::saved(const std::string & user) const {
+    const auto c = core();
+    return c ? c->admin().saved(user) : describe();
+}
+
+common_json state_cache::disk() const {
+    const auto c = core();
+    return c ? c->admin().disk() : describe();
 }
 
 std::string state_cache::metrics() const {

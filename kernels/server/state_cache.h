@@ -21,6 +21,7 @@
 
 #include "server/cache_report.h"
 #include "server/experts/expert_view.h"
+#include "server/live/live_view.h"
 #include "server/overflow/context_overflow.h"
 #include "server/stable_prompts.h"
 #include "server/user_id.h"
@@ -155,11 +156,17 @@ public:
     common_json describe_user(const std::string & user) const;
     common_json conversations(const std::string & user) const;
     common_json requests(const std::string & user) const;
+    common_json saved(const std::string & user) const; // over restarts
+    common_json disk() const;
     std::string metrics() const;
+    bool        is_stopping() const { return stopping; }
 
     void flush() const;
     bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const; // false: there is none
     bool remove_user(const std::string & user, uint64_t & bytes_freed) const;
+
+    // What happens now. It outlives the listeners that it has.
+    const std::shared_ptr<live_view> live = std::make_shared<live_view>();
 
     context_overflow overflow; // with or without --cache-ssd
     expert_view      experts;  // with or without --cache-ssd: it opens and closes with the contexts, as the cache does

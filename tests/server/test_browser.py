@@ -28,7 +28,7 @@ def routes() -> list[tuple[str, str]]:
     """All that the server has, from the calls that register them."""
     found = []
     folders = ROOT / "llama.cpp" / "source" / "tools" / "server", ROOT / "kernels" / "server"
-    for source in [folders[0] / "server.cpp", *folders[1].glob("*routes.cpp")]:
+    for source in [folders[0] / "server.cpp", *folders[1].rglob("*routes.cpp")]:
         for method, path in re.findall(r'http\.(get|post|del) ?\("(/[^"]*)"', source.read_text()):
             found.append(({"del": "DELETE"}.get(method, method.upper()), re.sub(r":\w+", "0", path)))
     assert len(found) > 50, found

@@ -13,7 +13,7 @@ CACHE = (ROOT / "docs" / "cache.md").read_text()
 SERVER = ROOT / "kernels" / "server"
 STATUS = (SERVER / "cache" / "cache_admin.cpp").read_text()
 REPORT = (SERVER / "cache_report.cpp").read_text()
-ROUTES = (SERVER / "routes.cpp").read_text() + (SERVER / "experts" / "expert_routes.cpp").read_text()
+ROUTES = "".join(path.read_text() for path in SERVER.rglob("*routes.cpp"))
 EXPERTS = (SERVER / "experts" / "expert_view.cpp").read_text()
 ARGS = (SERVER / "cache_args.cpp").read_text()
 OPTIONS = (SERVER / "cache_options.h").read_text()
@@ -49,7 +49,7 @@ def names(function: str) -> list[str]:
 
 DESCRIBED = body(STATUS, "cache_admin::describe")
 WHOLE = body((SERVER / "state_cache.cpp").read_text(), "state_cache::describe")
-LOGGED = body((SERVER / "cache" / "request_log.cpp").read_text(), "request_log::describe")
+LOGGED = body((SERVER / "cache" / "request_log.cpp").read_text(), "describe_request")
 IN_PARTED = {"words", "early", "advice"}
 REQUESTS = body(STATUS, "summary_of")
 SPEED = DESCRIBED[DESCRIBED.index('"speed"') : DESCRIBED.index('"last_error"')]
@@ -57,6 +57,14 @@ NESTED = set(re.findall(r'"(\w+_per_s)"', SPEED))
 WAITED = (SERVER / "cache" / "waited.h").read_text()
 WAITS = re.findall(r'return "(\w+)";', WAITED)[:-1] + re.findall(r'emplace_back\("(\w+)"', body(STATUS, "waits"))
 EXPERT_FIELDS = keys(body(EXPERTS, "expert_view::describe"))
+LIVE = (SERVER / "live" / "live_view.cpp").read_text()
+LIVE_FIELDS = {
+    *keys(body(LIVE, "describe_slot")),
+    *re.findall(r'out\["(\w+)"\]', body(LIVE, "describe_slot")),
+    *re.findall(r'\{ "(\w+)", ', body(LIVE, "live_view::describe")),
+}
+SAVED_FIELDS = {*keys(body(LIVE, "describe_day")), *re.findall(r'"(\w+)"', body(LIVE, "describe_saved"))}
+DISK = body((SERVER / "live" / "disk_view.cpp").read_text(), "describe_disk")
 FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
 
 
@@ -74,6 +82,10 @@ FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
         ("Users", keys(body(STATUS, "cache_admin::describe_user"))),
         ("GET /cache/conversations", keys(body(STATUS, "cache_admin::conversations"))),
         ("GET /expert-stats", EXPERT_FIELDS),
+        ("GET /cache/slots", LIVE_FIELDS),
+        ("GET /cache/events", re.findall(r'\bevent\("(\w+)"', LIVE)),
+        ("GET /cache/saved", SAVED_FIELDS),
+        ("GET /cache/disk", {*keys(DISK)} - {"file", "problem"}),
         ("GET /metrics", re.findall(r'add_metric\(out, "(\w+)"', STATUS)),
         ("cache_source", names("cache_source_name")),
         ("cache_match", names("cache_match_name")),

@@ -62,6 +62,7 @@ void cache_core::close() {
     if (reader) {
         reader->stop();
         stores.close();
+        admin_->days.close();
     }
 }
 
