@@ -16,8 +16,14 @@ from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 
 EVIL = "evil.example"  # the browser finds it on this machine
-# While a server is away, the browser says so for each try.
-EXPECTED = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET", "ERR_EMPTY_RESPONSE")
+# While a server is away or loads its model, the browser says so for each try.
+EXPECTED = (
+    "status of 503",
+    "ERR_CONNECTION_REFUSED",
+    "ERR_INCOMPLETE_CHUNKED_ENCODING",
+    "ERR_CONNECTION_RESET",
+    "ERR_EMPTY_RESPONSE",
+)
 
 
 class Page:
@@ -51,7 +57,8 @@ class Page:
         return str(self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
 
     def click(self, selector: str) -> None:
-        self.driver.find_element(By.CSS_SELECTOR, selector).click()
+        """The page may draw a list anew at any moment, so that what was found is another element when it is clicked."""
+        self.run("document.querySelector(arguments[0]).click()", selector)
 
     def type(self, selector: str, text: str) -> None:
         self.driver.find_element(By.CSS_SELECTOR, selector).send_keys(text)
@@ -67,19 +74,22 @@ class Page:
     def until_text(self, selector: str, part: str, seconds: float = 30) -> float:
         return self.until(lambda: part in self.text(selector), f"{selector} says: {part}", seconds)
 
+    def _log(self, kind: str) -> list[dict[str, Any]]:
+        return list(self.driver.get_log(kind))  # type: ignore[no-untyped-call]
+
     def errors(self) -> list[str]:
         """What the console says since it was last asked, but for a server that is away."""
-        said = [str(entry["message"]) for entry in self.driver.get_log("browser")]
+        said = [str(entry["message"]) for entry in self._log("browser")]
         return [line for line in said if not any(expected in line for expected in EXPECTED)]
 
     def asked(self) -> set[str]:
         """Origins that were asked for anything since this was last called."""
         found = set()
-        for entry in self.driver.get_log("performance"):
+        for entry in self._log("performance"):
             message = json.loads(entry["message"])["message"]
             if message["method"] == "Network.requestWillBeSent":
                 found.add("/".join(message["params"]["request"]["url"].split("/")[:3]))
-        return found
+        return {origin for origin in found if origin.startswith("http")}  # the rest is the browser's own
 
 
 @contextlib.contextmanager

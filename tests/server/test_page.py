@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cache_server import CacheServer, Serve, say, smollm2, toy
+from cache_server import CacheServer, Serve, routes, say, smollm2, toy
 from page_browser import EVIL, Page, browser
-from test_browser import routes
 
 from pyrun import console
 
 pytestmark = pytest.mark.server
 
-FLAGS = ("--parallel", "2", "--ctx-size", "4096")
+FLAGS = ("--parallel", "2", "--ctx-size", "4096", "--predict", "24")
 SYSTEM = say("system", "You know the rivers of the world. " * 30)
 HOSTILE = (
     "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>\u202egnp.\u2067exe\u200f</bdi></li>"
@@ -50,7 +49,7 @@ def chat(page: Page, text: str) -> str:
 @pytest.mark.parametrize("name", ["smollm2", "hybrid-moe"])
 def test_what_is_said_and_done_is_seen(page: Page, serve: Serve, tmp_path: Path, name: str) -> None:
     model, cache = smollm2() if name == "smollm2" else toy(name), tmp_path / "kv"
-    server = serve(model, *FLAGS, "--predict", "24", cache=cache)
+    server = serve(model, *FLAGS, cache=cache)
     page.asked(), page.errors()
     page.open(f"{server.url}/dashboard")
     page.until_text("#connection", "live")
@@ -71,11 +70,12 @@ def test_what_is_said_and_done_is_seen(page: Page, serve: Serve, tmp_path: Path,
     page.until_text("#saved-facts", "in 2 requests")
     page.until_text("#request-list", "from ")
 
-    left = len(server.conversations())
+    page.until_text("#conversation-list", "turn")
     page.click("#conversation-list button")
     assert "frees" in page.text("#remove-frees")
+    removed = page.text("#remove-what")
     page.click("#remove-yes")
-    page.until(lambda: len(server.conversations()) == left - 1, "it is removed")
+    page.until(lambda: removed not in [one["hash"] for one in server.conversations()], "it is removed")
 
     if name == "hybrid-moe":
         page.click("#track")
@@ -87,23 +87,23 @@ def test_what_is_said_and_done_is_seen(page: Page, serve: Serve, tmp_path: Path,
 
 
 def test_a_miss_shows_its_words_and_hostile_text_is_text(page: Page, serve: Serve, tmp_path: Path) -> None:
-    server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "16384", cache=tmp_path / "kv")
-    for text in ("Wide", HOSTILE):
-        server.chat([say("system", f"Today is a day. {text} " + SYSTEM["content"]), say("user", HOSTILE)], max_tokens=1)
+    server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "2048", cache=tmp_path / "kv")
+    for text in ("Wide", HOSTILE[:160]):
+        server.chat([say("system", f"Today is a day. {text} " + SYSTEM["content"]), say("user", "Hello")], max_tokens=1)
     page.open(f"{server.url}/dashboard", width=360)
     page.until_text("#request-list", "it departs from what is known")
     assert "<script>" in page.text("#request-list .words")
-    page.run("document.querySelector('#words').value = arguments[0]", HOSTILE[:400])
+    page.run("document.querySelector('#words').value = arguments[0]", HOSTILE)
     page.type("#words", "\n")
-    page.until_text("#talk .message", "<script>")
+    page.until_text("#talk .failed", "exceeds the available context size")
+    assert page.text("#talk .message") == HOSTILE
     for width in (360, 2560):
         page.resize(width, 900)
         assert page.run("return document.documentElement.scrollWidth") <= width, f"nothing sticks out at {width}"
-    assert page.run("return [window.pwned ?? null, document.querySelectorAll('main img, main script').length]") == [
-        None,
-        0,
-    ]
-    assert page.errors() == []
+    assert page.run("return window.pwned ?? null") is None
+    assert page.run("return document.querySelectorAll('main img, main script').length") == 0
+    (refused,) = page.errors()
+    assert "status of 400" in refused, "for the prompt that was too long"
 
 
 def test_numbers_are_written_as_the_command_line_writes_them(page: Page, serve: Serve, tmp_path: Path) -> None:

@@ -298,10 +298,11 @@ function request(one) {
     made.append(el("div", {}, `${count(one.tokens_evaluated)} evaluated: ${REASONS[reason] ?? reason}${one.cache_miss.at ? ` at token ${count(one.cache_miss.at)}` : ""}`));
     if (one.parted) {
       made.append(words(one.parted.words));
-      made.append(el("div", { class: "faint" }, one.parted.advice || REMEDIES[reason] || ""));
-    } else if (REMEDIES[reason] && reason !== "parted") {
-      made.append(el("div", { class: "faint" }, REMEDIES[reason]));
     }
+    // Where prompts part late, mostly in the user's own words, there is nothing to do about it.
+    const costly = one.parted?.early || one.tokens_evaluated > one.tokens_reused;
+    const help = one.parted?.advice || (reason !== "parted" || costly ? REMEDIES[reason] : "");
+    if (help) made.append(el("div", { class: "faint" }, help));
   }
   return made;
 }
@@ -410,7 +411,9 @@ function showDisk() {
     rows.push([one.served ? `${one.name || "this model"} (served)` : one.name || `model ${one.fingerprint.slice(0, 8)}`, size(one.bytes)]);
   }
   if (disk) {
-    rows.push(["Shared prefixes", size(disk.shared)], ["Conversations' own", size(disk.conversations)], ["of both, anchors", size(disk.anchors)], ["Damaged", size(disk.damaged)]);
+    rows.push(["Shared prefixes", size(disk.shared)], ["Conversations' own", size(disk.conversations)]);
+    if (cache.restores_at === "anchors") rows.push(["of both, anchors", size(disk.anchors)]);
+    rows.push(["Damaged", size(disk.damaged)]);
   }
   const days = totals?.days ?? [];
   const today = days.find((day) => day.day_ms === Math.floor(Date.now() / DAY) * DAY) ?? NOTHING;
@@ -556,10 +559,26 @@ async function predict(body) {
   }
 }
 
+// Gives a function that adds text to an element, once in a frame: tokens can come faster than a page is drawn.
+function writer(into) {
+  let pending = "";
+  return (more) => {
+    if (!pending) {
+      requestAnimationFrame(() => {
+        into.append(pending);
+        pending = "";
+        $("talk").scrollTop = $("talk").scrollHeight;
+      });
+    }
+    pending += more;
+  };
+}
+
 async function say(text) {
   bubble("user", text);
   messages.push({ role: "user", content: text });
   const answer = bubble("assistant", "");
+  const write = writer(answer);
   const body = { messages, stream: true, ...(model ? { model } : {}) };
   underWay = new AbortController();
   $("send").disabled = true;
@@ -579,15 +598,14 @@ async function say(text) {
       const more = told.choices?.[0]?.delta?.content ?? told.choices?.[0]?.delta?.reasoning_content ?? "";
       if (more && !content) first = performance.now() - began;
       content += more;
-      answer.textContent = content;
+      write(more);
       timings = told.timings ?? timings;
-      $("talk").scrollTop = $("talk").scrollHeight;
     }
     $("talk").append(el("p", { class: "faint reuse" }, reuse(timings, first, planned)));
   } catch (error) {
     if (error.name !== "AbortError") {
       answer.classList.add("failed");
-      answer.textContent = `${content}\n${error.message}`.trim();
+      write(content ? `\n${error.message}` : error.message);
     }
   }
   if (content) messages.push({ role: "assistant", content });
@@ -701,7 +719,7 @@ async function look() {
     experts = await get("/expert-stats");
     conversations = cache.enabled ? (await get("/cache/conversations")).conversations : [];
     disk = cache.enabled ? await get("/cache/disk") : null;
-    $("model").textContent = disk?.models.find((one) => one.served)?.name ?? "";
+    $("model").textContent = model ? "" : (await get("/v1/models")).data[0]?.id ?? "";
     tell("");
   } catch (error) {
     if (error instanceof Refused && error.status !== 503) tell(error.message);
@@ -738,9 +756,5 @@ setInterval(() => {
 }, 1000);
 document.addEventListener("visibilitychange", () => {
   if (document.visibilityState === "visible") refresh();
-});
-// There may be no other page here, or one that only leads to this one.
-fetch("./").then(async (answer) => {
-  $("other-page").hidden = !answer.ok || (await answer.text()).includes("url=dashboard");
 });
 listen();

@@ -10,7 +10,7 @@ namespace llama_run {
 
 // The page loads its own files and talks to this server; nobody else may be asked, show it in a frame, or run anything in it.
 static const std::map<std::string, std::string> page_headers = {
-    { "Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    { "Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
                                  "base-uri 'none'; form-action 'none'; frame-ancestors 'none'" },
     { "X-Content-Type-Options",  "nosniff" },
     { "X-Frame-Options",         "DENY" },
