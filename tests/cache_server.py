@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,17 @@ def toy(name: str) -> Path:
 
 def smollm2() -> Path:
     return ensure_default_model(Home(ROOT))
+
+
+def routes() -> list[tuple[str, str]]:
+    """All that the server has, from the calls that register them."""
+    found = []
+    folders = ROOT / "llama.cpp" / "source" / "tools" / "server", ROOT / "kernels" / "server"
+    for source in [folders[0] / "server.cpp", *folders[1].rglob("*routes.cpp")]:
+        for method, path in re.findall(r'http\.(get|post|del) ?\("(/[^"]*)"', source.read_text()):
+            found.append(({"del": "DELETE"}.get(method, method.upper()), re.sub(r":\w+", "0", path)))
+    assert len(found) > 50, found
+    return found
 
 
 def say(role: str, content: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     experts.open(target);
     overflow.open(params, target);
     planner->open(params, target, false);
+    live->slots.open(static_cast<size_t>(params.n_parallel));
     if (params.cache_ssd.path.empty()) {
         return;
     }
@@ -43,6 +44,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     params.cache_idle_slots = false;
     planner->open(params, target, true);
     made->hold_writes(power.is_low());
+    made->admin().finished.told = [live = live](const finished_request & request) { live->finished(request); };
     open_ = std::move(made);
     if (!sweeping) {
         sweeping = std::make_unique<sweeper>([this] { sweep(); }, std::chrono::seconds(params.cache_ssd.sweep_seconds));
@@ -210,6 +212,7 @@ void state_cache::arrive(server_task & task, const admission & from) const {
     if (from.in_line) {
         planner->arrived(*from.in_line, task, what);
     }
+    task.cache->in_line = live->slots.enter(from.user, static_cast<uint64_t>(task.n_tokens()));
 }
 
 int state_cache::choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const {
@@ -219,7 +222,11 @@ int state_cache::choose_among(const std::vector<slot_candidate> & slots, const s
 
 bool state_cache::prepare(const slot_view & slot, server_task & task) const {
     const auto c = core();
-    return !c || (c->prepare(slot, task) && planner->reserve(slot.id, task));
+    const bool ready = !c || c->prepare(slot, task);
+    if (!ready && task.cache->in_line) {
+        task.cache->in_line->waits_for(task.cache->reading ? wait_reason::files : wait_reason::prefix);
+    }
+    return ready && (!c || planner->reserve(slot.id, task));
 }
 
 void state_cache::deferred() const {
@@ -233,6 +240,10 @@ cache_report state_cache::restore(const slot_view & slot, server_prompt & prompt
     const auto c = core();
     planner->placed(slot.id, task);
     const context_dropped dropped = task.cache ? task.cache->dropped : context_dropped();
+    if (task.cache) {
+        task.cache->in_line.reset();
+        live->slots.begin(slot.id, task.cache->scope.user, static_cast<uint64_t>(task.n_tokens()));
+    }
     cache_report report = c ? c->restore(slot, prompt, task, make_room) : cache_report();
     report.dropped = dropped;
     return report;
@@ -268,7 +279,10 @@ void state_cache::evaluated(const slot_view & slot) const {
     if (slot.task == nullptr) {
         return;
     }
-    planner->evaluated(slot.id, slot.stats);
+    const server_slot_stats & stats = slot.stats;
+    live->slots.advance(slot.id, stats.n_prompt_cached, stats.n_prompt_processed, stats.n_gen,
+                        std::chrono::microseconds(stats.n_gen > 0 ? stats.t_gen_us() : stats.t_elapsed_us()));
+    planner->evaluated(slot.id, stats);
     if (warming_) {
         warming_->evaluated(slot.task->id, slot.prompt.tokens.size());
     }
@@ -287,6 +301,7 @@ void state_cache::ending(const slot_view & slot) const {
 }
 
 void state_cache::released(const slot_view & slot) {
+    live->slots.end(slot.id);
     if (const auto c = core()) {
         c->released(slot);
     }
@@ -349,6 +364,16 @@ common_json state_cache::conversations(const std::string & user) const {
 common_json state_cache::requests(const std::string & user) const {
     const auto c = core();
     return c ? c->admin().finished.describe(user) : common_json::array();
+}
+
+common_json state_cache::saved(const std::string & user) const {
+    const auto c = core();
+    return c ? c->admin().saved(user) : describe();
+}
+
+common_json state_cache::disk() const {
+    const auto c = core();
+    return c ? c->admin().disk() : describe();
 }
 
 std::string state_cache::metrics() const {

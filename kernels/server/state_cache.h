@@ -23,6 +23,7 @@
 #include "server/cache_report.h"
 #include "server/conversation.h"
 #include "server/experts/expert_view.h"
+#include "server/live/live_view.h"
 #include "server/overflow/context_overflow.h"
 #include "server/plan/request_planner.h"
 #include "server/power/power_state.h"
@@ -170,6 +171,8 @@ public:
     common_json describe_user(const std::string & user) const;
     common_json conversations(const std::string & user) const;
     common_json requests(const std::string & user) const;
+    common_json saved(const std::string & user) const; // over restarts
+    common_json disk() const;
     std::string metrics() const;
 
     // What POST /cache/plan answers for a prompt that was looked at.
@@ -193,6 +196,9 @@ public:
 
     // Says how long a conversation is kept, and gives it as `conversations` lists it then. Miss: there is none.
     kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out) const;
+
+    // What happens now. It outlives the listeners that it has.
+    const std::shared_ptr<live_view> live = std::make_shared<live_view>();
 
     context_overflow overflow; // with or without --cache-ssd
     expert_view      experts;  // with or without --cache-ssd: it opens and closes with the contexts, as the cache does

@@ -75,6 +75,7 @@ class Root(click.Group):
         "status": ("pyrun.cli.background", "status_command"),
         "stop": ("pyrun.cli.background", "stop_command"),
         "tools": ("pyrun.cli.tools", "tools_group"),
+        "top": ("pyrun.cli.top", "top_command"),
         "warm": ("pyrun.cli.warm", "warm_command"),
         "where": ("pyrun.cli.where", "where_command"),
     }
@@ -99,6 +100,7 @@ class Root(click.Group):
         "stop": "Stop a server that `llama-run start` started.",
         "tools": "Serve tools to agents, by MCP over stdin and stdout: files, HTTP, JSON, memory, other models, "
         "commands.",
+        "top": "Show what a running server does now, and its last requests.",
         "warm": "Prepare prompts on a running server, so that whatever follows them begins at once.",
         "where": "Show where models, stored state, settings, builds and logs are.",
     }

@@ -26,6 +26,7 @@ from pyrun.cache.folder import make_cache
 from pyrun.cache.owners import remember
 from pyrun.cache.remote import fingerprint, summary
 from pyrun.cli.backends import device_warning, settle_backend
+from pyrun.cli.live_lines import LiveLines
 from pyrun.cli.models import print_profile, summary_of
 from pyrun.errors import UserError
 from pyrun.extras import has_native, missing_extra
@@ -318,9 +319,13 @@ class _View:
         self._status: Status | None = None
         self._since = time.monotonic()
         self._seen_ready = False
+        self._lines: LiveLines | None = None
 
     def __call__(self, state: State, detail: str) -> None:
         self.end_wait()
+        if self._lines is not None:
+            self._lines.stop()
+            self._lines = None
         if state is State.STARTING:
             self._since = time.monotonic()
             self._begin_wait(f"loading {self._settings.model.name}")
@@ -364,6 +369,10 @@ class _View:
         if self._settings.at_once is None and has_native() and (told := fingerprint(url, value)):
             cache, name = told
             remember(cache, self._settings.model, name)  # --list-models asks for it
+        console.say(f"page: {url}/dashboard")
+        if console.err.is_terminal and self._settings.at_once is None:
+            self._lines = LiveLines(url, value)
+            self._lines.start()
         if not self._seen_ready:
             self._seen_ready = True
             console.say(f"try: {example(self._settings.address, key, to_person=console.err.is_terminal)}")

@@ -46,7 +46,7 @@ def direct() -> Iterator[requests.Session]:
 
 
 @contextmanager
-def _session(url: str, verify: bool) -> Iterator[requests.Session]:
+def asking(url: str, verify: bool) -> Iterator[requests.Session]:
     import requests
 
     if verify and not is_loopback(urlsplit(url).hostname or ""):
@@ -78,18 +78,23 @@ def ask(
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     method = "DELETE" if delete else "GET" if post is None else "POST"
     try:
-        with _session(url, verify) as session:
+        with asking(url, verify) as session:
             answer = session.request(method, url.rstrip("/") + path, json=post, headers=headers, timeout=patience)
     except (requests.RequestException, ValueError) as error:
         raise UserError(f"no server answers at {url}", "start one with `llama-run --server`") from error
-    if answer.status_code == 401:
-        raise UserError(f"{url} refuses to answer", "the server wants its API key: set LLAMA_API_KEY to it")
-    if answer.status_code != 200:
-        raise UserError(f"{url}{path} answers with {answer.status_code}", _reason(answer) or NOT_OURS)
+    refused_with(answer, url, path)
     try:
         return answer.json()
     except ValueError as error:
         raise UserError(f"{url}{path} does not answer with JSON", NOT_OURS) from error
+
+
+def refused_with(answer: requests.Response, url: str, path: str) -> None:
+    """Raises what a person should hear, unless the server has answered."""
+    if answer.status_code == 401:
+        raise UserError(f"{url} refuses to answer", "the server wants its API key: set LLAMA_API_KEY to it")
+    if answer.status_code != 200:
+        raise UserError(f"{url}{path} answers with {answer.status_code}", _reason(answer) or NOT_OURS)
 
 
 def _reason(answer: requests.Response) -> str | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
-from cache_server import CacheServer, Serve, starter, toy
-from helpers import ROOT
+from cache_server import CacheServer, Serve, routes, starter, toy
 
 pytestmark = pytest.mark.server
 
@@ -22,17 +20,6 @@ EVIL, LOCAL = "https://evil.example", "http://localhost:5173"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CacheServer]:
     with starter(tmp_path_factory) as serve:
         yield serve(toy("dense"), "--parallel", "1", "--ctx-size", "2048", cache=tmp_path_factory.mktemp("kv") / "kv")
-
-
-def routes() -> list[tuple[str, str]]:
-    """All that the server has, from the calls that register them."""
-    found = []
-    folders = ROOT / "llama.cpp" / "source" / "tools" / "server", ROOT / "kernels" / "server"
-    for source in [folders[0] / "server.cpp", *folders[1].glob("*routes.cpp")]:
-        for method, path in re.findall(r'http\.(get|post|del) ?\("(/[^"]*)"', source.read_text()):
-            found.append(({"del": "DELETE"}.get(method, method.upper()), re.sub(r":\w+", "0", path)))
-    assert len(found) > 50, found
-    return found
 
 
 def test_no_route_answers_another_sites_page(server: CacheServer) -> None:

@@ -13,7 +13,7 @@ CACHE = (ROOT / "docs" / "cache.md").read_text()
 SERVER = ROOT / "kernels" / "server"
 STATUS = (SERVER / "cache" / "cache_admin.cpp").read_text()
 REPORT = (SERVER / "cache_report.cpp").read_text()
-ROUTES = "".join(path.read_text() for path in [SERVER / "routes.cpp", *SERVER.glob("*/*_routes.cpp")])
+ROUTES = "".join(path.read_text() for path in SERVER.rglob("*routes.cpp"))
 EXPERTS = (SERVER / "experts" / "expert_view.cpp").read_text()
 ARGS = (SERVER / "cache_args.cpp").read_text()
 OPTIONS = (SERVER / "cache_options.h").read_text()
@@ -49,7 +49,7 @@ def names(function: str) -> list[str]:
 
 DESCRIBED = body(STATUS, "cache_admin::describe")
 WHOLE = body((SERVER / "state_cache.cpp").read_text(), "state_cache::describe")
-LOGGED = body((SERVER / "cache" / "request_log.cpp").read_text(), "request_log::describe")
+LOGGED = body((SERVER / "cache" / "request_log.cpp").read_text(), "describe_request")
 IN_PARTED = {"words", "early", "advice"}
 REQUESTS = body(STATUS, "summary_of")
 SPEED = DESCRIBED[DESCRIBED.index('"speed"') : DESCRIBED.index('"last_error"')]
@@ -60,6 +60,14 @@ PLANNER = (SERVER / "plan" / "request_planner.cpp").read_text()
 PLANNED = body(PLANNER[PLANNER.index("request_planner::describe() const") - 12 :], "request_planner::describe")
 WARMER = (SERVER / "warm" / "warmer.cpp").read_text()
 EXPERT_FIELDS = keys(body(EXPERTS, "expert_view::describe"))
+LIVE = (SERVER / "live" / "live_view.cpp").read_text()
+LIVE_FIELDS = {
+    *keys(body(LIVE, "describe_slot")),
+    *re.findall(r'out\["(\w+)"\]', body(LIVE, "describe_slot")),
+    *re.findall(r'\{ "(\w+)", ', body(LIVE, "live_view::describe")),
+}
+SAVED_FIELDS = {*keys(body(LIVE, "describe_day")), *re.findall(r'"(\w+)"', body(LIVE, "describe_saved"))}
+DISK = body((SERVER / "live" / "disk_view.cpp").read_text(), "describe_disk")
 FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
 
 
@@ -84,6 +92,10 @@ FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
         ("written", keys(body((SERVER / "power" / "wear.cpp").read_text(), "cache_core::written"))),
         ("POST /cache/warm", keys(body(WARMER, "warm_result::describe"))),
         ("POST /cache/plan", keys(body(PLANNER, "request_planner::describe"))),
+        ("GET /cache/slots", LIVE_FIELDS),
+        ("GET /cache/events", re.findall(r'\bevent\("(\w+)"', LIVE)),
+        ("GET /cache/saved", SAVED_FIELDS),
+        ("GET /cache/disk", {*keys(DISK)} - {"file", "problem"}),
         ("GET /metrics", re.findall(r'add_metric\(out, "(\w+)"', STATUS)),
         ("cache_source", names("cache_source_name")),
         ("cache_match", names("cache_match_name")),

@@ -1,5 +1,8 @@
 #include "server/cache/cache_admin.h"
 
+#include "server/live/disk_view.h"
+#include "server/live/live_view.h"
+
 #include "kvtier/file_names.h"
 
 #include <set>
@@ -209,6 +212,28 @@ std::string cache_admin::metrics() const {
 }
 
 //
+// over restarts, and on disk
+//
+
+// It is hidden, because the folder is for stored state.
+std::string cache_admin::days_path(const cache_stores & stores) {
+    return kvtier::names::join(stores.root_dir, ".days-" + kvtier::hex(stores.target->store().options().fingerprint));
+}
+
+day_totals::bytes cache_admin::bytes_so_far(const cache_stores & stores) {
+    const kvtier::counter_values values = stores.target->store().stats().values;
+    return { values.bytes_written, values.bytes_read };
+}
+
+common_json cache_admin::saved(const std::string & user) {
+    return describe_saved(user.empty() ? days.all() : days.of(user), days.since_ms());
+}
+
+common_json cache_admin::disk() const {
+    return describe_disk(kvtier::posix_env(), stores.root_dir, stores.target->store());
+}
+
+//
 // removing
 //
 
@@ -276,6 +301,7 @@ bool cache_admin::remove_user(const std::string & user, uint64_t & bytes_freed) 
     }, done);
     finished.forget(user);
     totals.forget(user);
+    days.forget(user);
     return done;
 }
 

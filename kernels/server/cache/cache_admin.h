@@ -13,6 +13,7 @@
 #include "server/cache/slot_board.h"
 #include "server/cache/speeds.h"
 #include "server/cache/waited.h"
+#include "server/live/day_totals.h"
 
 #include "server-queue.h"
 
@@ -27,7 +28,8 @@ public:
     cache_admin(cache_stores & stores, slot_board & board, prompt_reader & reader, server_queue & queue, const speeds & measured_speeds,
                 const waited & times, const reading_ahead & ahead, bool metadata_users) :
         stores(stores), board(board), reader(reader), queue(queue), measured_speeds(measured_speeds), times(times), ahead(ahead),
-        metadata_users(metadata_users) {}
+        metadata_users(metadata_users),
+        days(kvtier::posix_env(), days_path(stores), [&stores] { return bytes_so_far(stores); }) {}
 
     request_totals totals;   // of finished requests
     request_log    finished; // the last of them
@@ -48,8 +50,13 @@ public:
 
     // Says how long a conversation is kept, and gives it as it is listed then. Miss: there is none.
     kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out);
+    common_json saved(const std::string & user); // by the cache, day by day; the empty user: everybody together
+    common_json disk() const;                    // where the bytes on disk are
 
 private:
+    static std::string       days_path(const cache_stores & stores);
+    static day_totals::bytes bytes_so_far(const cache_stores & stores);
+
     void     forget(const removal & what);
     uint64_t remove(const removal & what, const std::function<kvtier::status(kvtier::store &, uint64_t &)> & from, bool & done);
 
@@ -61,6 +68,9 @@ private:
     const waited &  times;
     const reading_ahead & ahead;
     const bool      metadata_users; // whether metadata.user_id tells users apart
+
+public:
+    day_totals days; // of finished requests, over restarts; it asks the stores until it is closed
 };
 
 } // namespace llama_run

@@ -71,6 +71,7 @@ void cache_core::close() {
     if (reader) {
         reader->stop();
         stores.close();
+        admin_->days.close();
     }
 }
 

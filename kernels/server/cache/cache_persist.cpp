@@ -186,6 +186,8 @@ void cache_core::count(const slot_view & slot, const turn & t, bool removed) {
     }
     const std::string user = board.scope(slot.id).user;
     admin_->totals.add(user, t.report, slot.stats);
+    admin_->days.add(user, slot.stats.n_prompt_cached, slot.stats.n_prompt_processed, slot.stats.n_gen, t.report.restore_ms,
+                     measured.eval.get());
     if (removed) {
         return;
     }

@@ -15,6 +15,7 @@
 #include "server/cache/stopwatch.h"
 #include "server/cache_report.h"
 #include "server/conversation.h"
+#include "server/live/slot_watch.h"
 
 #include "kvtier/loading.h"
 #include "kvtier/search.h"
@@ -127,6 +128,7 @@ public:
     std::optional<stopwatch>    waiting_for_shared;      // since it was first put off for that
     context_dropped             dropped;                 // from its messages
     warming                     warms = warming::no;
+    std::shared_ptr<slot_watch::place> in_line;          // until it has a slot
     std::atomic<bool>           reading{ false };
     std::atomic<bool>           removed{ false };        // its conversation or user was, while it waited
 };

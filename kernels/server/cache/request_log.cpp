@@ -40,6 +40,7 @@ void request_log::add(finished_request request) {
     if (request.parted.words.size() > max_words) {
         request.parted.words.resize(max_words);
     }
+    told(request);
     kvtier::mutex_lock guard(mu);
     kept.push_front(std::move(request));
     if (kept.size() > n_kept) {
@@ -47,30 +48,33 @@ void request_log::add(finished_request request) {
     }
 }
 
+common_json describe_request(const finished_request & r) {
+    common_json entry = {
+        { "at_ms",            r.at_ms },
+        { "tokens_reused",    r.n_reused },
+        { "tokens_evaluated", r.n_evaluated },
+        { "tokens_answered",  r.n_answered },
+        { "prompt_ms",        r.prompt_ms },
+        { "answer_ms",        r.answer_ms },
+    };
+    r.report.add_to(entry, r.n_reused, r.n_evaluated);
+    if (!r.parted.words.empty()) {
+        entry["parted"] = {
+            { "words",  r.parted.words },
+            { "early",  r.parted.early },
+            { "advice", r.parted.advice },
+        };
+    }
+    return entry;
+}
+
 common_json request_log::describe(const std::string & user) const {
     kvtier::mutex_lock guard(mu);
     common_json out = common_json::array();
     for (const finished_request & r : kept) {
-        if (r.user != user) {
-            continue;
+        if (r.user == user) {
+            out.push_back(describe_request(r));
         }
-        common_json entry = {
-            { "at_ms",            r.at_ms },
-            { "tokens_reused",    r.n_reused },
-            { "tokens_evaluated", r.n_evaluated },
-            { "tokens_answered",  r.n_answered },
-            { "prompt_ms",        r.prompt_ms },
-            { "answer_ms",        r.answer_ms },
-        };
-        r.report.add_to(entry, r.n_reused, r.n_evaluated);
-        if (!r.parted.words.empty()) {
-            entry["parted"] = {
-                { "words",  r.parted.words },
-                { "early",  r.parted.early },
-                { "advice", r.parted.advice },
-            };
-        }
-        out.push_back(entry);
     }
     return out;
 }

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -41,10 +42,16 @@ struct finished_request {
     double       answer_ms   = 0;
 };
 
+// As GET /cache/requests has it.
+common_json describe_request(const finished_request & request);
+
 class request_log {
 public:
     static constexpr size_t n_kept    = 256;
     static constexpr size_t max_words = 400; // bytes
+
+    // Is called for each request, before it is kept. It is set before the first one.
+    std::function<void(const finished_request &)> told = [](const finished_request &) {};
 
     void add(finished_request request);
 
