@@ -53,9 +53,10 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
         const auto c = core();
         return c ? c->stored(task, user) : size_t(0);
     };
-    keeper.arrive = [this](server_task & task, const std::string & user, bool last) {
+    keeper.arrive = [this](server_task & task, const ahead_warmer::job & of, bool last) {
         admission from;
-        from.user = user;
+        from.user         = of.user;
+        from.conversation = of.conversation;
         arrive(task, from);
         task.cache->warms = last ? warming::end : warming::part;
     };
@@ -133,8 +134,11 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
     const bool asked = !options.path.empty() || options.max_concurrent_per_user > 0 || (chat && context_overflow::was_cut());
     auto made = std::make_shared<admission>();
     made->user  = asked ? user_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC, options) : std::string();
-    if (!options.path.empty()) {
+    if (asked) {
         made->conversation = conversation_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC);
+        if (chat) {
+            context_overflow::name_conversation(made->conversation);
+        }
     }
     if (errand::current() != nullptr) {
         made->conversation.title.clear(); // What it says may be made up, to see where prompts part.
@@ -154,7 +158,7 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
     say_model(body);
     made->under_way = overflow.ahead.enter();
     if (chat) {
-        made->dropped = overflow.admit(made->user, headers, body);
+        made->dropped = overflow.admit(made->user, made->conversation);
     }
     if (chat && !options.path.empty()) {
         made->stable = body.contains(stable_field) ? static_cast<uint8_t>(body.at(stable_field).get<int>()) : uint8_t(0);
