@@ -42,6 +42,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     params.cache_ram_mib    = 0;
     params.cache_idle_slots = false;
     planner->open(params, target, true);
+    planner->recall(made->speeds_file());
     made->hold_writes(power.is_low());
     open_ = std::move(made);
     if (!sweeping) {
@@ -67,6 +68,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
 void state_cache::close() {
     overflow.close();
     experts.close();
+    planner->close();
     if (stopping && warming_) {
         warming_->stop();
     }
