@@ -174,7 +174,8 @@ class Engine:
 
     def warm(self, prompt: str | Messages, *, user: str = "", **options: Any) -> dict[str, Any]:
         """Evaluates what a prompt or conversation begins with and keeps its state; gives what the server says of it."""
-        told: dict[str, Any] = ask(self.url, "/cache/warm", self.key, post={**options} | _begins(prompt) | _whose(user))
+        body = {**options} | _begins(prompt) | _whose(user)
+        told: dict[str, Any] = ask(self.url, "/cache/warm", self.key, post=body, patience=None)
         return told
 
     def plan(self, prompt: str | Messages, *, user: str = "", **options: Any) -> dict[str, Any]:

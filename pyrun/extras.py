@@ -15,6 +15,7 @@ EXTRAS = {
     "plot": ("matplotlib",),
     "tools": ("mcp", "mcp_types", "anyio", "jsonschema", "referencing", "openai", "anthropic"),
     "chat": ("prompt_toolkit",),
+    "power": ("jeepney",),
 }
 
 

@@ -65,31 +65,29 @@ save_request saver::affordable(const save_request & request) const {
     for (size_t i = 0; i < out.runs.size(); i++) {
         const save_run & run = out.runs[i];
         if (!writes.admits(run.k, run.data->size(), n_before)) {
-            out.tokens.resize(run.p0);
+            const size_t n_tokens = run.p0;
             out.runs.resize(i);
+            out.cut_to(n_tokens);
             break;
         }
         n_before += run.data->size();
     }
-    const size_t n_tokens = out.tokens.size();
     out.anchors.erase(std::remove_if(out.anchors.begin(), out.anchors.end(), [&](const save_anchor & a) {
-        if (a.n_tokens > n_tokens || !writes.admits(a.k, a.data->size(), n_before)) {
-            return true;
-        }
-        n_before += a.data->size();
-        return false;
+        const bool admitted = writes.admits(a.k, a.data->size(), n_before);
+        n_before += admitted ? a.data->size() : 0;
+        return !admitted;
     }), out.anchors.end());
-    out.roles.erase(std::remove_if(out.roles.begin(), out.roles.end(), [&](const role_mark & m) { return m.position >= n_tokens; }),
-                    out.roles.end());
     return out;
 }
 
-status saver::save(const save_request & request) {
+status saver::save(const save_request & request, size_t & n_tokens) {
     mutex_lock writing(rooms.files.writing);
+    n_tokens = request.tokens.size();
     if (rooms.options.writes == nullptr || !rooms.options.writes->is_limited()) {
         return save_within_budget(request);
     }
     const save_request allowed = affordable(request);
+    n_tokens = allowed.tokens.size();
     return allowed.tokens.empty() ? status::ok() : save_within_budget(allowed);
 }
 

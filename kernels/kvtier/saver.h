@@ -15,7 +15,8 @@ class saver {
 public:
     explicit saver(store_rooms & rooms) : rooms(rooms) {}
 
-    status save(const save_request & request);
+    // n_tokens: of the request's, so many are stored; the day's write budget may have cut it.
+    status save(const save_request & request, size_t & n_tokens);
 
     // Writes when conversations were last used, where that has changed.
     void write_uses();

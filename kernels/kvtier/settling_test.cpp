@@ -1,6 +1,7 @@
 // Folded state is written when its conversation rests, is found before that, and is never lost by anything but a kill.
 #include "kvtier/settling.h"
 #include "kvtier/store_testing.h"
+#include "kvtier/write_budget.h"
 #include "kvtier/writer.h"
 
 #include <chrono>
@@ -36,6 +37,12 @@ static save_request planned(const writer & w, const model & m, const std::vector
     out.checkpoint = complete;
     out.n_prompt   = n_prompt;
     return out;
+}
+
+static save_request named(uint64_t conversation, save_request request) {
+    request.conversation.hash     = conversation;
+    request.conversation.n_naming = 16;
+    return request;
 }
 
 static std::vector<token> first(const std::vector<token> & of, size_t n) {
@@ -126,8 +133,7 @@ TEST(a_conversation_goes_on_under_its_own_name_alone) {
     writer      w(*s, 1 << 20, {}, 1h);
     const auto  tokens = random_tokens(11, 96);
     const auto  turn   = [&](uint64_t hash, uint32_t n) {
-        save_request request = planned(w, m, first(tokens, n), { n }, true, 0, n - 4);
-        request.conversation.hash          = hash;
+        save_request request = named(hash, planned(w, m, first(tokens, n), { n }, true, 0, n - 4));
         request.conversation.title         = "title " + std::to_string(hash);
         request.conversation.change.ttl_ms = 3600000;
         return request;
@@ -152,9 +158,9 @@ TEST(what_was_removed_is_not_written_afterwards) {
     auto        s = open(disk, with_ram(m));
     writer      w(*s, 1 << 20, {}, 1h);
     const auto  tokens = random_tokens(12, 96);
-    CHECK(w.enqueue(planned(w, m, first(tokens, 48), { 48 }, true, 0, 44)));
+    CHECK(w.enqueue(named(1, planned(w, m, first(tokens, 48), { 48 }, true, 0, 44))));
     w.flush();
-    CHECK(w.enqueue(planned(w, m, tokens, { 96 }, true, 0, 90)));
+    CHECK(w.enqueue(named(1, planned(w, m, tokens, { 96 }, true, 0, 90))));
     drain(w);
     CHECK(w.unwritten() == 1);
     uint64_t freed = 0;
@@ -164,6 +170,46 @@ TEST(what_was_removed_is_not_written_afterwards) {
     CHECK(s->list().empty());
     CHECK(s->stats().n_anchors == 0);
     CHECK(s->stats().n_segments == 0);
+}
+
+TEST(nothing_settles_while_writes_are_held_unless_it_is_flushed) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1ms);
+    const auto  tokens = random_tokens(13, 96);
+    w.hold(true);
+    CHECK(w.enqueue(named(1, planned(w, m, first(tokens, 48), { 48 }, true, 0, 44))));
+    std::this_thread::sleep_for(20ms);
+    CHECK(s->stats().values.payload_written == 0);
+    CHECK(w.coming(m.root(), tokens.data(), tokens.size()).n_tokens == 0);
+    w.flush();
+    CHECK(s->stats().values.anchors_written == 1);
+    CHECK(w.enqueue(named(1, planned(w, m, tokens, { 96 }, true, 0, 90))));
+    std::this_thread::sleep_for(20ms);
+    CHECK(w.queued() == 1);
+    w.stop();
+    CHECK(s->stats().values.anchors_written == 2);
+    CHECK(s->list().size() == 1);
+}
+
+TEST(what_the_days_budget_refuses_is_not_kept_in_memory_either) {
+    fault_env     disk;
+    const model   m       = hybrid();
+    store_options options = with_ram(m);
+    CHECK(disk.make_dir(options.root_dir).is_ok());
+    options.writes = std::make_shared<write_budget>(disk, options.root_dir, 1);
+    auto       s = open(disk, options);
+    writer     w(*s, 1 << 20, {}, 1h);
+    const auto tokens = random_tokens(14, 96);
+    CHECK(w.enqueue(planned(w, m, tokens, { 48, 96 }, true, 0, 90)));
+    w.flush();
+    CHECK(w.last_error().empty());
+    CHECK(w.unwritten() == 0);
+    CHECK(s->stats().n_anchors == 0);
+    CHECK(s->stats().n_runs == 0);
+    CHECK(s->list().empty());
+    CHECK(options.writes->totals().skipped > 0);
 }
 
 TEST(everything_is_on_disk_after_stopping) {

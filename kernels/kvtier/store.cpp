@@ -6,6 +6,7 @@
 #include "kvtier/store_rooms.h"
 #include "kvtier/trimming.h"
 
+#include <algorithm>
 #include <set>
 
 namespace kvtier {
@@ -19,6 +20,12 @@ uint64_t save_request::bytes() const {
         n += a.data != nullptr ? a.data->size() : 0;
     }
     return n;
+}
+
+void save_request::cut_to(size_t n) {
+    tokens.resize(std::min(n, tokens.size()));
+    anchors.erase(std::remove_if(anchors.begin(), anchors.end(), [&](const save_anchor & a) { return a.n_tokens > n; }), anchors.end());
+    roles.erase(std::remove_if(roles.begin(), roles.end(), [&](const role_mark & m) { return m.position >= n; }), roles.end());
 }
 
 void apply_limits(store_rooms & rooms, const key & name_space, const conversation_id * changed) {
@@ -88,7 +95,7 @@ save_request store::plan(const plan_request & request, const std::vector<save_ru
     return rooms->known.plan(request, queued);
 }
 
-status store::save(const save_request & request) {
+status store::save(const save_request & request, size_t & n_tokens) {
     if (status s = rooms->files.may_change(); !s.is_ok()) {
         return s;
     }
@@ -98,7 +105,7 @@ status store::save(const save_request & request) {
     }
     const std::string & folder = rooms->layout.model();
     counters &          count  = rooms->count;
-    status              result = saver(*rooms).save(request);
+    status              result = saver(*rooms).save(request, n_tokens);
     uint64_t            size   = 0;
     if (result.is_miss() && rooms->e.folder_size(folder, size).is_miss()) {
         // Its lock is gone with it: made anew, it could be another process's as well.
@@ -121,7 +128,6 @@ void store::keep_unwritten(const save_request & request) {
 }
 
 void store::give_up_unwritten(const save_request & request) {
-    rooms->count.anchors_superseded += request.anchors.size();
     rooms->known.forget_unwritten(request);
 }
 

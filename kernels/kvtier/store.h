@@ -101,6 +101,8 @@ struct save_request {
 
     uint64_t bytes() const; // of data it holds
 
+    void cut_to(size_t n); // as if the conversation had ended after n tokens; its runs must
+
     // Whether all of its data is there.
     bool wait_for_data() const {
         return std::all_of(arriving.begin(), arriving.end(), [](const auto & data) { return data->wait(); });
@@ -195,8 +197,13 @@ public:
     save_request plan(const plan_request & request, const std::vector<save_run> & queued = {}) const;
 
     // Writes runs, then anchors, then the checkpoint; each is durable before the next. On failure nothing that was
-    // stored before is lost, and what was written so far of the request stays.
-    status save(const save_request & request);
+    // stored before is lost, and what was written so far of the request stays. n_tokens: so many are stored, where the day's
+    // write budget has cut it.
+    status save(const save_request & request, size_t & n_tokens);
+    status save(const save_request & request) {
+        size_t n_tokens = 0;
+        return save(request, n_tokens);
+    }
 
     // Anchors that will be saved later, of runs that are stored: until then lookups find them in memory. give_up: they will not be.
     void keep_unwritten(const save_request & request);

@@ -1,6 +1,7 @@
 #include "kvtier/trimming.h"
 
 #include "kvtier/checksum.h"
+#include "kvtier/write_budget.h"
 
 #include <algorithm>
 #include <memory>
@@ -68,8 +69,12 @@ static status write_first(store_rooms & rooms, const segment & s, size_t n_runs)
     if (!make_room(rooms, disk_size(bytes.size() + payload.size()) + folder_growth, room)) {
         return status::over_budget(names::join(folder, name) + ": no room in the cache's budget");
     }
-    return rooms.files.write(folder, name, { { bytes.data(), bytes.size() }, { payload.data(), payload.size() } }, true,
-                             std::move(room));
+    status written = rooms.files.write(folder, name, { { bytes.data(), bytes.size() }, { payload.data(), payload.size() } }, true,
+                                       std::move(room));
+    if (written.is_ok() && rooms.options.writes != nullptr) {
+        rooms.options.writes->written(bytes.size() + payload.size());
+    }
+    return written;
 }
 
 status trim(store_rooms & rooms, const std::vector<uint64_t> & segments, uint64_t & bytes_freed,

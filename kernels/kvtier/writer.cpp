@@ -195,6 +195,7 @@ void writer::run() {
             changed.notify_all();
             guard.unlock();
             for (const save_request & turn : needless) {
+                target.count().anchors_superseded += turn.anchors.size();
                 target.give_up_unwritten(turn);
             }
             guard.lock();
@@ -225,10 +226,12 @@ writer::written writer::write(const save_request & request, bool waits) {
             now        = request;
             done.later = settling::split(now);
         }
-        const save_request & what  = waits ? now : request;
-        const status         saved = target.save(what);
+        const save_request & what     = waits ? now : request;
+        size_t               n_stored = 0;
+        const status         saved    = target.save(what, n_stored);
+        done.later.cut_to(n_stored);
         done.wrote      = saved.is_ok() && what.bytes() > 0; // Who had nothing to write says nothing about the disk.
-        done.keeps_back = waits && saved.is_ok() && (done.later.checkpoint || !done.later.anchors.empty());
+        done.keeps_back = waits && saved.is_ok() && n_stored > 0 && (done.later.checkpoint || !done.later.anchors.empty());
         if (done.keeps_back) {
             target.keep_unwritten(done.later);
         }
@@ -240,9 +243,7 @@ writer::written writer::write(const save_request & request, bool waits) {
 
 status writer::write_settled(const save_request & turn) {
     const status result = guarded([&] { return target.save(turn); });
-    if (!result.is_ok()) {
-        target.give_up_unwritten(turn);
-    }
+    target.give_up_unwritten(turn); // what of it could not be written, or was not allowed to be
     tell(result, result.is_ok());
     return result;
 }

@@ -43,6 +43,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
     params.cache_ram_mib    = 0;
     params.cache_idle_slots = false;
     planner->open(params, target, true);
+    planner->recall(made->speeds_file());
     made->hold_writes(power.is_low());
     made->admin().finished.told = [live = live](const finished_request & request) { live->finished(request); };
     open_ = std::move(made);
@@ -55,9 +56,10 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
         const auto c = core();
         return c ? c->stored(task, user) : size_t(0);
     };
-    keeper.arrive = [this](server_task & task, const std::string & user, bool last) {
+    keeper.arrive = [this](server_task & task, const ahead_warmer::job & of, bool last) {
         admission from;
-        from.user = user;
+        from.user         = of.user;
+        from.conversation = of.conversation;
         arrive(task, from);
         task.cache->warms = last ? warming::end : warming::part;
     };
@@ -68,6 +70,7 @@ void state_cache::open(common_params & params, llama_context * target, llama_con
 void state_cache::close() {
     overflow.close();
     experts.close();
+    planner->close();
     if (stopping && warming_) {
         warming_->stop();
     }
@@ -135,8 +138,11 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
     const bool asked = !options.path.empty() || options.max_concurrent_per_user > 0 || (chat && context_overflow::was_cut());
     auto made = std::make_shared<admission>();
     made->user  = asked ? user_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC, options) : std::string();
-    if (!options.path.empty()) {
+    if (asked) {
         made->conversation = conversation_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC);
+        if (chat) {
+            context_overflow::name_conversation(made->conversation);
+        }
     }
     if (errand::current() != nullptr) {
         made->conversation.title.clear(); // What it says may be made up, to see where prompts part.
@@ -156,7 +162,7 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
     say_model(body);
     made->under_way = overflow.ahead.enter();
     if (chat) {
-        made->dropped = overflow.admit(made->user, headers, body);
+        made->dropped = overflow.admit(made->user, made->conversation);
     }
     if (chat && !options.path.empty()) {
         made->stable = body.contains(stable_field) ? static_cast<uint8_t>(body.at(stable_field).get<int>()) : uint8_t(0);

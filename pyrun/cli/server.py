@@ -296,6 +296,8 @@ def _spool_watch(home: Home) -> contextlib.AbstractContextManager[object]:
     from pyrun.memory.watch import SpoolWatch
 
     return SpoolWatch(home.memory, memory_limit(home.settings), lambda trouble: console.say(f"warning: {trouble}"))
+
+
 def _hold_against(home: Home, url: str, key: str | None, profile: Profile, model: str) -> None:
     """Notes what the model really took, for --print-profile and doctor, and says so where the profile was far off."""
     try:

@@ -49,6 +49,21 @@ def test_second_answer_says_that_it_reused_the_first(serve: Serve, kv: Path) -> 
     assert server.request("GET", "/health").status_code == 200, "a server that was joined goes on"
 
 
+def test_prompt_that_was_warmed_is_planned_and_answered_without_evaluating_it_again(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), "--ctx-size", "2048", cache=kv)
+    system = {"role": "system", "content": "A long beginning that is the same. " * 5}
+    messages = [system, {"role": "user", "content": "Hello!"}]
+    with Engine(url=server.url) as engine:
+        before = engine.plan(messages)
+        warmed = engine.warm([system])
+        after = engine.plan(messages)
+        answer = engine.chat(messages, max_tokens=2, temperature=0)
+    assert (before["reused"], before["evaluated"]) == (0, before["tokens"])
+    assert warmed["evaluated"] == warmed["tokens"] > 0 and warmed["on_disk"]
+    assert (after["tokens"], after["reused"]) == (before["tokens"], warmed["tokens"])
+    assert answer.tokens_evaluated == after["evaluated"]
+
+
 def test_server_is_started_where_none_runs_and_ends_with_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,7 +92,7 @@ def test_arguments_reach_the_server(
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
     monkeypatch.setattr("pyrun.cli.server.ensure_built", lambda home, options, snapshot: None)
     monkeypatch.setattr("pyrun.cli.server.ensure_default_model", lambda home: None)
-    monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings: started.append(settings.extra))
+    monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings, *rest: started.append(settings.extra))
     code, out, _ = run(capsys, *arguments.split())
     assert code == 0
     if expected is None:
@@ -227,7 +227,7 @@ def test_cache_folder_is_closed_to_others(
     monkeypatch.setattr("pyrun.cli.server.check_port", lambda host, port: None)
     monkeypatch.setattr("pyrun.cli.server.ensure_built", lambda home, options, snapshot: None)
     monkeypatch.setattr("pyrun.cli.server.ensure_default_model", lambda home: None)
-    monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings: None)
+    monkeypatch.setattr("pyrun.cli.server.supervise", lambda home, settings, *rest: None)
     assert run(capsys, "--server", "--cache-ssd", "new/cache")[0] == 0
     assert (clone / "new" / "cache").stat().st_mode & 0o777 == 0o700
 

@@ -57,6 +57,8 @@ public:
     foreseen foresee(const cache_ticket & ticket) const;
     foreseen look_ahead(const server_task & task, const admission & from, bool all);
 
+    std::string speeds_file() const; // of this model
+
     // Nothing is written while they are held, but for flush and close.
     void        hold_writes(bool on);
     common_json written() const; // what was: today, this week, in all

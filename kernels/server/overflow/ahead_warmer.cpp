@@ -54,7 +54,7 @@ void ahead_warmer::plan(job && next) {
     }
     std::deque<job> & jobs = shared->jobs;
     jobs.erase(std::remove_if(jobs.begin(), jobs.end(), [&](const job & j) {
-        return j.user == next.user && j.conversation == next.conversation;
+        return j.user == next.user && j.conversation.key == next.conversation.key;
     }), jobs.end());
     jobs.push_back(std::move(next));
     if (jobs.size() > max_jobs) {
@@ -115,7 +115,7 @@ void ahead_warmer::run() {
 void ahead_warmer::put_back(job && j) {
     kvtier::mutex_lock guard(shared->mu);
     const bool renewed = std::any_of(shared->jobs.begin(), shared->jobs.end(), [&](const job & other) {
-        return other.user == j.user && other.conversation == j.conversation;
+        return other.user == j.user && other.conversation.key == j.conversation.key;
     });
     if (!renewed && !shared->stopping) {
         shared->jobs.push_front(std::move(j));
@@ -139,7 +139,7 @@ void ahead_warmer::work(job & j) {
     while (n + 1 < tokens.size()) { // A prompt's last token is evaluated in any case.
         n = std::min(n + step, tokens.size());
         server_task task = make_task(j, tokens, n, delimiters);
-        cache.arrive(task, j.user, n == tokens.size());
+        cache.arrive(task, j, n == tokens.size());
         const outcome result = evaluate(std::move(task));
         if (result == outcome::disturbed) {
             put_back(std::move(j));

@@ -6,6 +6,8 @@
 // Thread safety: open, close and released belong to the inference thread; the rest may be called from any thread.
 #pragma once
 
+#include "server/conversation.h"
+
 #include "kvtier/thread_annotations.h"
 
 #include "common.h"
@@ -29,7 +31,7 @@ public:
     // A chat request as it would be behind the next cut.
     struct job {
         std::string                user;
-        uint64_t                   conversation = 0;
+        conversation_request       conversation; // with a key
         common_json                body;
         const server_chat_params * chat = nullptr;
     };
@@ -40,7 +42,7 @@ public:
         std::function<size_t(const server_task & task, const std::string & user)> stored;
 
         // Looks a step's task up, as the hooks of a request would. last: the prefix is complete with it.
-        std::function<void(server_task & task, const std::string & user, bool last)> arrive;
+        std::function<void(server_task & task, const job & of, bool last)> arrive;
     };
 
     ~ahead_warmer() { close(); }

@@ -1,13 +1,11 @@
 #include "server/overflow/context_overflow.h"
 
 #include "history/cut.h"
-#include "kvtier/blake2b.h"
 
 #include "log.h"
 #include "server-common.h"
 
 #include <algorithm>
-#include <cctype>
 #include <stdexcept>
 #include <utility>
 
@@ -24,7 +22,7 @@ static constexpr int32_t n_end_tokens = 32; // of what templates put at the head
 struct cut_body {
     context_dropped                     dropped;
     std::vector<archive_spool::message> messages;      // that were dropped
-    std::string                         first_exchange;
+    std::string                         beginning;     // through the user's first message, which no cut changes
     common_json                         ahead;         // the body behind the next cut; null while that is far
     const server_chat_params *          chat = nullptr;
 };
@@ -193,12 +191,8 @@ void context_overflow::fit(common_json & body, const server_chat_params & chat) 
 
     last_cut.dropped = { static_cast<uint32_t>(cut.n_dropped), static_cast<uint32_t>(cut.n_tokens_dropped) };
     last_cut.chat    = &chat;
-    size_t n_exchanges = 0;
-    for (size_t i = 0; i < seen.size() && n_exchanges < 2; i++) {
-        n_exchanges += seen[i].role == history::role::user;
-        if (n_exchanges < 2 && seen[i].role != history::role::system) {
-            last_cut.first_exchange += texts[i];
-        }
+    for (size_t i = 0; i < seen.size() && (i == 0 || seen[i - 1].role != history::role::user); i++) {
+        last_cut.beginning += texts[i];
     }
     if (!cut.ahead.empty() && ahead.is_on()) {
         last_cut.ahead             = body;
@@ -221,43 +215,21 @@ void context_overflow::fit(common_json & body, const server_chat_params & chat) 
 // admit
 //
 
-// The client's own name of it, else what was said first: how a conversation began does not change.
-static uint64_t conversation_of(const http_headers & headers, const common_json & body, const std::string & first_exchange) {
-    std::string name = string_at(body, "llama_conversation_id");
-    name = name.empty() ? string_at(body, "prompt_cache_key") : name;
-    for (const auto & [header, value] : headers) {
-        std::string lowered = header;
-        std::transform(lowered.begin(), lowered.end(), lowered.begin(), [](unsigned char c) { return std::tolower(c); });
-        if (name.empty() && lowered == "x-conversation-id") {
-            name = value;
-        }
+void context_overflow::name_conversation(conversation_request & asked) {
+    if (asked.key.empty() && !last_cut.beginning.empty()) {
+        asked.key = "begins:" + last_cut.beginning;
     }
-    const std::string said = name.empty() ? "said:" + first_exchange : "named:" + name;
-    uint8_t digest[8];
-    kvtier::blake2b hash(sizeof(digest));
-    hash.update(said.data(), said.size());
-    hash.finish(digest);
-    uint64_t out = 0;
-    for (const uint8_t byte : digest) {
-        out = out << 8 | byte;
-    }
-    return out;
 }
 
-context_dropped context_overflow::admit(const std::string & user, const http_headers & headers, const common_json & body) {
+context_dropped context_overflow::admit(const std::string & user, const conversation_request & asked) {
     cut_body cut = std::move(last_cut);
     last_cut     = {};
-    const bool plans = cut.ahead.is_object();
-    if (cut.dropped.n_messages == 0 && !plans) {
-        return {};
-    }
-    const uint64_t conversation = conversation_of(headers, body, cut.first_exchange);
     n_cut_requests += cut.dropped.n_messages > 0;
-    if (plans) {
-        ahead.plan({ user, conversation, std::move(cut.ahead), cut.chat });
+    if (cut.ahead.is_object()) {
+        ahead.plan({ user, asked, std::move(cut.ahead), cut.chat });
     }
     if (const auto to = spool_now(); to && cut.dropped.n_messages > 0) {
-        to->leave(user, conversation, std::move(cut.messages));
+        to->leave(user, kvtier::conversation_of_key(asked.key), std::move(cut.messages));
     }
     return cut.dropped;
 }

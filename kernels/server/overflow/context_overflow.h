@@ -11,11 +11,11 @@
 #pragma once
 
 #include "server/cache_report.h"
+#include "server/conversation.h"
 #include "server/overflow/ahead_warmer.h"
 #include "server/overflow/archive_spool.h"
 #include "server/overflow/fit_messages.h"
 #include "server/overflow/message_counter.h"
-#include "server/user_id.h"
 
 #include "kvtier/thread_annotations.h"
 
@@ -46,9 +46,11 @@ public:
     // Throws std::invalid_argument for a field that says neither error nor evict.
     void fit(common_json & body, const server_chat_params & chat);
 
-    // Of the body that this thread has fitted last.
-    context_dropped admit(const std::string & user, const http_headers & headers, const common_json & body);
+    // Of the body that this thread has fitted last. A chat that may be cut is named by how it began, where its client gives it no
+    // name: its first message will not be in its prompts for ever.
+    static void     name_conversation(conversation_request & asked);
     static bool     was_cut(); // whether anything of it was dropped
+    context_dropped admit(const std::string & user, const conversation_request & asked);
 
     // The calling thread parses bodies that are to stay as they are.
     static void never_on_this_thread();

@@ -1,6 +1,7 @@
 #include "server/plan/forecast.h"
 
 #include <algorithm>
+#include <sstream>
 #include <vector>
 
 namespace llama_run {
@@ -70,6 +71,34 @@ void forecaster::served(double ms) {
 double forecaster::mean_service_ms() const {
     kvtier::mutex_lock guard(mu);
     return service_ms;
+}
+
+static constexpr const char * learnt_kind = "llama-run-speeds-1";
+
+std::string forecaster::learnt() const {
+    kvtier::mutex_lock guard(mu);
+    std::ostringstream out;
+    out.precision(17);
+    out << learnt_kind;
+    ram.write(out);
+    disk.write(out);
+    eval.write(out);
+    out << "\n";
+    return out.str();
+}
+
+void forecaster::recall(const std::string & text) {
+    std::istringstream in(text);
+    std::string        kind;
+    by_bytes           of_ram;
+    by_bytes           of_disk;
+    by_tokens          of_eval;
+    if (in >> kind && kind == learnt_kind && of_ram.read(in) && of_disk.read(in) && of_eval.read(in)) {
+        kvtier::mutex_lock guard(mu);
+        ram  = of_ram;
+        disk = of_disk;
+        eval = of_eval;
+    }
 }
 
 residuals forecaster::how_good() const {

@@ -14,6 +14,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <istream>
+#include <ostream>
+#include <string>
 
 namespace llama_run {
 
@@ -66,6 +69,37 @@ public:
 
     bool known() const { return n > 0; }
 
+    void write(std::ostream & out) const {
+        out << " " << n;
+        for (size_t i = 0; i < N; i++) {
+            out << " " << products[i];
+            for (size_t j = 0; j < N; j++) {
+                out << " " << squares[i][j];
+            }
+        }
+    }
+
+    // Of what an earlier process wrote; it counts for less than what is seen now. False: it is not of that kind.
+    bool read(std::istream & in) {
+        static constexpr double remembered = 0.1;
+        fitted before;
+        in >> before.n;
+        for (size_t i = 0; i < N; i++) {
+            in >> before.products[i];
+            before.products[i] *= remembered;
+            for (size_t j = 0; j < N; j++) {
+                in >> before.squares[i][j];
+                before.squares[i][j] *= remembered;
+            }
+        }
+        if (!in) {
+            return false;
+        }
+        before.solve();
+        *this = before;
+        return true;
+    }
+
 private:
     static constexpr double fading = 0.97;
     static constexpr int    rounds = 400;
@@ -114,6 +148,10 @@ public:
     double mean_service_ms() const; // 0: unknown
 
     residuals how_good() const;
+
+    // What was learnt, for the next process. A text that is none is passed over.
+    std::string learnt() const;
+    void        recall(const std::string & text);
 
 private:
     static constexpr size_t n_kept = 128;

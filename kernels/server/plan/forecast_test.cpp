@@ -3,6 +3,7 @@
 #include "server/plan/forecast.h"
 
 #include <cmath>
+#include <string>
 
 using llama_run::forecast;
 using llama_run::forecaster;
@@ -64,6 +65,33 @@ TEST(restoring_is_predicted_by_where_the_bytes_are) {
     CHECK(near(speeds.predict(ram).restore_ms, 21));
     CHECK(near(speeds.predict(disk).restore_ms, 203));
     CHECK(speeds.predict(prompt(1000, 999)).restore_ms == 0); // the slot has it
+}
+
+TEST(the_next_process_knows_what_was_learnt_and_soon_unlearns_what_is_no_longer_so) {
+    forecaster before;
+    for (size_t i = 0; i < 40; i++) {
+        const prompt_facts p = prompt(20 + 300 * (i % 7), 0);
+        before.evaluated(p, machine_ms(p), true);
+    }
+    forecaster now;
+    now.recall(before.learnt());
+    CHECK(now.predict(prompt(1000, 0)).known);
+    CHECK(near(now.predict(prompt(1000, 0)).eval_ms, machine_ms(prompt(1000, 0))));
+    CHECK(!now.predict(prompt(1000, 0)).restore_ms);
+    for (size_t i = 0; i < 20; i++) {
+        const prompt_facts p = prompt(20 + 300 * (i % 7), 0);
+        now.evaluated(p, machine_ms(p) / 3, true);
+    }
+    CHECK(near(now.predict(prompt(1000, 0)).eval_ms, machine_ms(prompt(1000, 0)) / 3));
+}
+
+TEST(a_broken_text_of_what_was_learnt_is_passed_over) {
+    const std::string sound = forecaster().learnt();
+    for (const std::string & text : { std::string(), std::string("garbage 1 2"), sound.substr(0, sound.size() / 2) }) {
+        forecaster speeds;
+        speeds.recall(text);
+        CHECK(!speeds.predict(prompt(100, 0)).known);
+    }
 }
 
 TEST(what_was_said_is_held_against_what_happened) {

@@ -1,6 +1,8 @@
 // What would become of a request, as far as the cache knows.
 #include "server/cache/cache_core.h"
 
+#include "kvtier/file_names.h"
+
 #include <algorithm>
 
 namespace llama_run {
@@ -33,6 +35,10 @@ foreseen cache_core::foresee(const cache_ticket & ticket) const {
         out.prompt.n_reused = n_in_slot;
     }
     return out;
+}
+
+std::string cache_core::speeds_file() const {
+    return kvtier::names::join(stores.root_dir, ".speeds-" + kvtier::hex(stores.target->store().options().fingerprint));
 }
 
 foreseen cache_core::look_ahead(const server_task & task, const admission & from, bool all) {

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
+#include <fstream>
 #include <string>
 
 namespace llama_run {
@@ -35,6 +37,32 @@ void request_planner::open(const common_params & params, const llama_context * c
     line.open(n_slots);
     cells.open(shared ? n_cells : 0, static_cast<size_t>(n_ctx), n_slots);
     cell_bytes = n_cells > 0 ? static_cast<double>(taken.context) / static_cast<double>(n_cells) : 0;
+}
+
+void request_planner::recall(const std::string & path) {
+    std::ifstream in(path);
+    std::string   text;
+    if (std::getline(in, text)) {
+        speeds.recall(text);
+    }
+    kvtier::mutex_lock guard(mu);
+    speeds_path = path;
+}
+
+// It replaces the file at once. Without it the next process learns anew, so nobody is told of a disk that is full.
+void request_planner::close() {
+    kvtier::mutex_lock guard(mu);
+    if (speeds_path.empty()) {
+        return;
+    }
+    const std::string next = speeds_path + ".tmp";
+    std::ofstream     out(next, std::ios::trunc);
+    out << speeds.learnt();
+    out.close();
+    if (!out || std::rename(next.c_str(), speeds_path.c_str()) != 0) {
+        (void) std::remove(next.c_str());
+    }
+    speeds_path.clear();
 }
 
 std::shared_ptr<request_line::place> request_planner::enter(const cache_options & options) {

@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace llama_run {
 
@@ -31,6 +32,10 @@ class request_planner {
 public:
     // promises: whether cells are, where slots share them; else everything is upstream's.
     void open(const common_params & params, const llama_context * ctx, bool promises);
+
+    // How fast this model was is kept in this file: read now, written by close.
+    void recall(const std::string & path);
+    void close();
 
     // Throws, by tell_instead, what the client is told when too many wait: 503 with Retry-After.
     std::shared_ptr<request_line::place> enter(const cache_options & options);
@@ -84,6 +89,7 @@ private:
 
     mutable kvtier::mutex mu;
     taken_memory          memory GUARDED_BY(mu);
+    std::string           speeds_path GUARDED_BY(mu); // empty: nowhere
 };
 
 } // namespace llama_run
