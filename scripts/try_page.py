@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from cache_server import launch, toy  # noqa: E402
-from fakes.model_server import Handler, ModelServer, Reply  # noqa: E402
+from fakes.dialects import Reply  # noqa: E402
+from fakes.model_server import Handler, ModelServer  # noqa: E402
 from helpers import free_port, wait_until  # noqa: E402
 
 from pyrun.home import Home  # noqa: E402

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fakes.model_server import MODEL, ModelServer
+from fakes.dialects import MODEL
+from fakes.model_server import ModelServer
 from helpers import ROOT
 from tool_fixtures import Bench
 

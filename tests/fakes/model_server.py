@@ -32,7 +32,7 @@ class ModelServer(ThreadingHTTPServer):
         self.dialect = dialect
         self.bodies: list[bytes] = []  # of requests for an answer
         self.keys: list[str] = []
-        self.sent_first: list[float] = []  # when the first piece of text left
+        self.text_sent: list[float] = []  # when each piece of text left
         self.gone = threading.Event()  # a client left before the end
 
     @property
@@ -109,9 +109,10 @@ class Handler(BaseHTTPRequestHandler):
         broken = reply.cut or reply.silent_cut or reply.malformed or reply.error_event
         for name, event in pieces[: len(pieces) // 2] if broken else pieces:
             time.sleep(reply.pause)
-            self._event(name, json.dumps(event))
-            if "text" in json.dumps(event) or '"content": "' in json.dumps(event):
-                self.server.sent_first.append(time.time())
+            data = json.dumps(event)
+            self._event(name, data)
+            if any(json.dumps(text) in data for text in reply.text):
+                self.server.text_sent.append(time.time())
         if reply.malformed:
             self._event("content_block_delta" if anthropic else "", '{"half": ')
         if reply.error_event:

@@ -55,7 +55,7 @@ def rendered(server: CacheServer, desk: Desk) -> list[int]:
 def opened(bench: Bench, server: CacheServer, **more: Any) -> Iterator[Desk]:
     endpoint = find_endpoint(server.url, None)
     link = Link(local_provider(endpoint), endpoint.context)
-    with Desk(bench, [link], endpoint=endpoint, limits=Limits(rounds=3, answer_tokens=8), **more) as desk:
+    with Desk(bench, [link], endpoint=endpoint, limits=Limits(rounds=3, answer_tokens=4), **more) as desk:
         yield desk
 
 

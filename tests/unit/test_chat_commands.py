@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import pytest
 from chat_fixtures import Desk, link
-from fakes.model_server import Reply, model_server
+from fakes.dialects import Reply
+from fakes.model_server import model_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import uvicorn
 from chat_fixtures import Desk, link
-from fakes.model_server import Reply, model_server
+from fakes.dialects import Reply
+from fakes.model_server import model_server
 from helpers import ROOT, free_port, wait_until
 from mcp.server.mcpserver import MCPServer
 from rich.console import Console
@@ -58,8 +59,13 @@ def test_tools_prompts_and_resources_are_used_and_a_dead_or_mute_server_costs_it
         assert 1_000 < len(desk.ask("Flood.")) < 40_000
         calls.append(("things__hang", {}))
         with monkeypatch.context() as patched:
-            patched.setattr(mcp_servers, "CALL_SECONDS", 3.0)
+            patched.setattr(mcp_servers, "CALL_SECONDS", 1.0)
             assert "did not answer within" in desk.ask("Hang.")
+        hang = next(tool for tool in desk.servers.tools if tool.name == "hang")
+        stopped = threading.Event()
+        threading.Timer(0.5, stopped.set).start()
+        with pytest.raises(ToolError, match="stopped"):
+            desk.servers.call(hang, {}, stopped)
         calls.append(("things__add", {"a": 4, "b": 4}))
         assert desk.ask("Add.") == "8"
         assert [tool.name for tool in desk.agent.session.tools] == offered
@@ -77,7 +83,7 @@ def test_tools_prompts_and_resources_are_used_and_a_dead_or_mute_server_costs_it
 
 def test_a_server_that_never_answers_or_is_not_there_is_reported(tmp_path: Path) -> None:
     known = {"mute": things("mute"), "gone": IncludedServer("/no/such/program", (), {})}
-    with McpServers(known, tmp_path / "mcp.log", start_seconds=3) as servers:
+    with McpServers(known, tmp_path / "mcp.log", start_seconds=1) as servers:
         assert servers.tools == []
         assert [problem.partition(":")[0] for problem in servers.problems] == ["gone", "mute"]
         with pytest.raises(ToolError, match="there is no MCP server"):
@@ -146,12 +152,3 @@ def test_a_server_by_url_is_sent_its_headers_and_their_keys_come_from_the_enviro
             [tool] = servers.tools
             assert servers.call(tool, {"a": 2, "b": 3}, threading.Event()) == "5"
     assert "very-secret" not in (tmp_path / "mcp.log").read_text()
-
-
-def test_a_stopped_call_ends_at_once(tmp_path: Path) -> None:
-    with McpServers({"things": things()}, tmp_path / "mcp.log") as servers:
-        hang = next(tool for tool in servers.tools if tool.name == "hang")
-        stopped = threading.Event()
-        threading.Timer(0.5, stopped.set).start()
-        with pytest.raises(ToolError, match="stopped"):
-            servers.call(hang, {}, stopped)

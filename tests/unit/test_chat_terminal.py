@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from chat_fixtures import environment
-from fakes.model_server import ModelServer, Reply, model_server
+from fakes.dialects import Reply
+from fakes.model_server import ModelServer, model_server
 from terminal import Terminal
 
 MARKDOWN = """# Title

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from chat_fixtures import Desk, link
-from fakes.model_server import Reply, messages_on_the_wire, model_server
+from fakes.dialects import Reply
+from fakes.model_server import messages_on_the_wire, model_server
 from tool_fixtures import Bench
 
 from pyrun.chat.chain import Link
@@ -113,7 +114,7 @@ def test_a_call_that_is_no_json_or_of_no_tool_goes_back_to_the_model(bench: Benc
     ],
 )
 def test_a_tool_that_hangs_floods_or_dies_costs_its_call_only(command: str, told: str, bench: Bench) -> None:
-    script = after_tools(("c", "execute_command", {"command": command, "timeout": 2}))
+    script = after_tools(("c", "execute_command", {"command": command, "timeout": 1}))
     with model_server(script) as server, Desk(bench, [link(server)], "execute_command") as desk:
         answer = desk.ask("Run it.")
         assert told in answer

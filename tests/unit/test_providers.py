@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
-from fakes.dialects import DIALECTS
-from fakes.model_server import ModelServer, Reply, model_server
+from fakes.dialects import DIALECTS, Reply
+from fakes.model_server import ModelServer, model_server
 
 from pyrun.cli.main import cli
 from pyrun.errors import UserError

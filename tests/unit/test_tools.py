@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from fakes.model_server import Reply, model_server
+from fakes.dialects import Reply
+from fakes.model_server import model_server
 from helpers import ROOT
 from tool_fixtures import Bench, call, refusal
 
