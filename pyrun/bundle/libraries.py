@@ -48,7 +48,7 @@ def read_needs(files: Iterable[Path]) -> Needs:
 def looks_beside(path: Path) -> bool:
     """Says whether the file's libraries are looked for in its own folder first."""
     found = re.search(r"^\s+(?:RUNPATH|RPATH)\s+(.*)$", _run(["objdump", "-p", str(path)]), re.MULTILINE)
-    return bool(found) and found[1].split(":")[0] == "$ORIGIN"
+    return found is not None and found[1].split(":")[0] == "$ORIGIN"
 
 
 def find_library(name: str, compiler: str) -> Path:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes.machines import MACHINES, snapshot_of
 from fakes.models import gguf_bytes
 from helpers import ROOT
 
@@ -22,8 +23,10 @@ from pyrun.bundle.libraries import read_needs
 from pyrun.bundle.make import Made, Wanted, make_bundle
 from pyrun.bundle.manifest import Manifest, write_manifest
 from pyrun.bundle.start import check_folder, check_system, glibc_here, lacks, prepare_bundle
+from pyrun.cli.backends import settle_backend
 from pyrun.errors import UserError
 from pyrun.home import BUNDLE_FILE, BundledHome, Home, bundled_home
+from pyrun.machine.names import AUTO
 
 MANIFEST = Manifest(
     version="0.1.0",
@@ -89,7 +92,7 @@ def test_modules_in_the_folder_of_the_user_are_not_loaded(tmp_path: Path) -> Non
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BundledHome:
-    monkeypatch.setattr(start.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.setattr(start, "glibc_here", lambda: "2.34")
     (tmp_path / "python").mkdir()
     return bundled_home({}, tmp_path)
@@ -106,6 +109,36 @@ def test_server_on_the_processor_uses_no_card(
     environment: dict[str, str] = {}
     prepare_bundle(home, backend, environment)
     assert environment == expected
+
+
+@pytest.mark.parametrize(
+    ("machine", "backends", "chosen", "why"),
+    [
+        ("7840U handheld, 32 GB", ["cpu", "vulkan"], "vulkan", "the stable one on gfx1103; ROCm is optional"),
+        ("7840U handheld, 32 GB", ["cpu"], "cpu", "vulkan would be better, and is not built"),
+        (
+            "5800H laptop, 32 GB",
+            ["cpu", "vulkan"],
+            "cpu",
+            "vulkan would be better, and lacks a Vulkan driver: sudo apt install mesa-vulkan-drivers",
+        ),
+    ],
+)
+def test_missing_driver_is_said(
+    home: BundledHome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str,
+    backends: list[str],
+    chosen: str,
+    why: str,
+) -> None:
+    write_manifest(home.bundle_file, replace(MANIFEST, backends=backends))
+    monkeypatch.setattr(
+        "pyrun.cli.backends.take_snapshot", lambda home, wanted: snapshot_of(MACHINES[machine], tmp_path)
+    )
+    settled = settle_backend(home, AUTO)
+    assert (settled.backend, settled.why) == (chosen, why)
 
 
 def test_old_libraries_are_replaced_by_those_in_the_bundle(home: BundledHome) -> None:
