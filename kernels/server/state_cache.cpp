@@ -193,6 +193,9 @@ bool state_cache::is_arriving(const slot_view & slot, server_prompt & prompt, ca
     const context_dropped dropped  = report.dropped; // The cache knows nothing of it.
     const bool            arriving = c && c->is_arriving(slot, prompt, report, others_go_on);
     report.dropped = dropped;
+    if (!arriving && slot.task != nullptr && live->slots.is_restoring(slot.id)) {
+        live->slots.restored(slot.id, slot.prompt.tokens.get_common_prefix(slot.task->tokens));
+    }
     return arriving;
 }
 
