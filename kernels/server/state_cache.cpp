@@ -263,6 +263,9 @@ bool state_cache::is_arriving(const slot_view & slot, server_prompt & prompt, ca
     if (!arriving) {
         planner->began(slot.id, report.restore_ms);
     }
+    if (!arriving && slot.task != nullptr && live->slots.is_restoring(slot.id)) {
+        live->slots.restored(slot.id, slot.prompt.tokens.get_common_prefix(slot.task->tokens));
+    }
     return arriving;
 }
 

@@ -68,6 +68,20 @@ void slot_watch::begin(int slot, const std::string & user, uint64_t n_prompt) {
     n_changes++;
 }
 
+bool slot_watch::is_restoring(int slot) const {
+    kvtier::mutex_lock guard(mu);
+    return static_cast<size_t>(slot) < slots_.size() && slots_[static_cast<size_t>(slot)].phase == slot_phase::restoring;
+}
+
+void slot_watch::restored(int slot, uint64_t n_reused) {
+    kvtier::mutex_lock guard(mu);
+    watched_slot & s = slots_[static_cast<size_t>(slot)];
+    s.phase    = slot_phase::evaluating;
+    s.n_reused = n_reused;
+    s.since    = watch_clock::now();
+    n_changes++;
+}
+
 void slot_watch::advance(int slot, uint64_t n_reused, uint64_t n_evaluated, uint64_t n_answered,
                          std::chrono::microseconds in_phase) {
     kvtier::mutex_lock guard(mu);

@@ -78,6 +78,10 @@ public:
 
     void begin(int slot, const std::string & user, uint64_t n_prompt); // It restores, or looks for what to restore.
 
+    // What it restores is there: n_reused tokens of its prompt. The first batch can take minutes.
+    bool is_restoring(int slot) const;
+    void restored(int slot, uint64_t n_reused);
+
     // After a batch. in_phase: how long it has been evaluating, or answering once n_answered is above 0.
     void advance(int slot, uint64_t n_reused, uint64_t n_evaluated, uint64_t n_answered, std::chrono::microseconds in_phase);
     void end(int slot);

@@ -22,8 +22,12 @@ TEST(a_request_is_seen_from_the_line_to_its_end) {
     CHECK((watch.slots()[0].phase == slot_phase::idle));
     CHECK((watch.slots()[1].phase == slot_phase::restoring));
 
-    watch.advance(1, 600, 100, 0, seconds(1));
+    CHECK(watch.is_restoring(1));
+    watch.restored(1, 600);
+    CHECK(!watch.is_restoring(1));
     CHECK((watch.slots()[1].phase == slot_phase::evaluating));
+    CHECK(watch.slots()[1].n_reused == uint64_t(600));
+    watch.advance(1, 600, 100, 0, seconds(1));
     CHECK(watch.slots()[1].n_evaluated == uint64_t(100));
     watch.advance(1, 600, 400, 1, seconds(1));
     CHECK((watch.slots()[1].phase == slot_phase::answering));

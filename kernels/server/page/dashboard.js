@@ -173,13 +173,22 @@ let cache = { enabled: false };
 const PHASES = { idle: "idle", busy: "busy for somebody else", restoring: "restoring", evaluating: "evaluating the prompt", answering: "answering" };
 const WAITS = { slot: "a free slot", files: "its files", prefix: "the same beginning, which another request evaluates" };
 
+// Until the prompt is evaluated; null where nothing is known. The first batch tells nothing before its end, but others did.
+function timeLeft(slot) {
+  if (slot.phase !== "evaluating") return null;
+  if (slot.left_ms !== undefined) return slot.left_ms;
+  const speed = cache.speed?.eval_tokens_per_s ?? 0;
+  return speed > 0 ? Math.max(0, (1000 * (slot.tokens - slot.tokens_reused)) / speed - slot.for_ms) : null;
+}
+
 function lane(slot) {
   const made = el("li", { class: "lane" });
   const text = [el("strong", {}, `Slot ${slot.id}`), el("span", {}, PHASES[slot.phase] ?? slot.phase)];
   if (slot.tokens) {
     const done = slot.tokens_reused + slot.tokens_evaluated;
+    const left_ms = timeLeft(slot);
     // Between two events the clock goes on here.
-    const left = slot.left_ms === undefined ? "" : `, about ${duration(Math.max(0, slot.left_ms - (Date.now() - slots.at)) / 1000)} left`;
+    const left = left_ms === null ? "" : `, about ${duration(Math.max(0, left_ms - (Date.now() - slots.at)) / 1000)} left`;
     const speed = slot.tokens_per_s > 0 ? `, ${slot.tokens_per_s.toFixed(1)} tokens/s` : "";
     const said = slot.phase === "answering"
       ? `${plural(slot.tokens_answered, "token")}${speed}`
@@ -752,7 +761,7 @@ setInterval(() => {
   if (document.visibilityState === "visible" && $("connection").dataset.state === "live") refresh();
 }, 10000);
 setInterval(() => {
-  if (slots.slots.some((slot) => slot.left_ms !== undefined)) showNow();
+  if (slots.slots.some((slot) => slot.phase === "evaluating")) showNow();
 }, 1000);
 document.addEventListener("visibilitychange", () => {
   if (document.visibilityState === "visible") refresh();
