@@ -21,7 +21,7 @@ from pyrun.server.ask import direct
 
 FOLDER = "Ein Ordner für Bündel"  # paths have spaces and umlauts
 PROGRAMS = "/usr/bin:/bin"
-START_SECONDS = 120
+START_SECONDS = 300
 QUESTION = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 16}
 
 
