@@ -64,6 +64,8 @@ def write_contents(folder: Path, parts: list[Part], manifest: Manifest) -> None:
     for part in parts:
         for text in part.texts:
             copy = folder / "licences" / part.name.partition(" ")[0] / text.name
+            if copy.exists():
+                copy = copy.with_name(f"{text.parent.name}-{text.name}")
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(text, copy)
     rows = [("part", "version", "licence"), *((part.name, part.version, part.licence) for part in parts)]

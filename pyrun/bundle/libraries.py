@@ -22,7 +22,7 @@ FALLBACKS = ("libstdc++.so.6", "libgcc_s.so.1")
 
 @dataclass
 class Needs:
-    """The libraries that files name, with the versions of their symbols that are used."""
+    """What all files of a bundle need."""
 
     libraries: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
@@ -38,11 +38,21 @@ class Needs:
         return sorted(name for name in others if not GLIBC.fullmatch(name) and not DRIVERS.fullmatch(name))
 
 
-def read_needs(files: Iterable[Path]) -> Needs:
-    needs = Needs()
-    for path in files:
-        _parse(_run(["objdump", "-p", str(path)]), needs)
-    return needs
+def read_needs(path: Path) -> dict[str, set[str]]:
+    """The libraries that a file names, with the versions of their symbols that it uses."""
+    found: dict[str, set[str]] = defaultdict(set)
+    library = ""
+    for line in _run(["objdump", "-p", str(path)]).splitlines():
+        words = line.split()
+        if words[:1] == ["NEEDED"]:
+            found[words[1]].update()
+        elif words[:2] == ["required", "from"]:
+            library = words[2].removesuffix(":")
+        elif library and len(words) == 4 and words[0].startswith("0x"):
+            found[library].add(words[3])
+        elif not words:
+            library = ""
+    return found
 
 
 def looks_beside(path: Path) -> bool:
@@ -62,20 +72,6 @@ def find_library(name: str, compiler: str) -> Path:
 def strip(path: Path) -> None:
     """Takes out the symbols that only a debugger reads."""
     _run(["strip", "--strip-unneeded", str(path)])
-
-
-def _parse(text: str, needs: Needs) -> None:
-    library = ""
-    for line in text.splitlines():
-        words = line.split()
-        if words[:1] == ["NEEDED"]:
-            needs.libraries[words[1]].update()
-        elif words[:2] == ["required", "from"]:
-            library = words[2].removesuffix(":")
-        elif library and len(words) == 4 and words[0].startswith("0x"):
-            needs.libraries[library].add(words[3])
-        elif not words:
-            library = ""
 
 
 def _run(command: list[str]) -> str:

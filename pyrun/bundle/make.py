@@ -114,13 +114,13 @@ def _copy_server(built: Path, folder: Path) -> Needs:
     shutil.copy2(built / "llama-server", folder)
     queue = [folder / "llama-server"]
     for module in sorted(built.glob("libggml-*.so")):
-        # Modules are loaded by name; whatever else is in the folder is needed by one of them, or by the server.
-        if not (built / f"{module.name}.0").exists():
+        # Modules are loaded by this name; other libraries have a version, and are needed by one of them or the server.
+        if not list(built.glob(f"{module.name}.*")):
             queue.append(Path(shutil.copy2(module, folder)))
     needs = Needs()
     while queue:
         file = queue.pop()
-        for name, versions in read_needs([file]).libraries.items():
+        for name, versions in read_needs(file).items():
             needs.libraries[name] |= versions
             if (built / name).exists() and not (folder / name).exists():
                 queue.append(Path(shutil.copy2(built / name, folder)))
@@ -132,22 +132,27 @@ def _copy_server(built: Path, folder: Path) -> Needs:
 def _copy_libraries(needs: Needs, folder: Path) -> list[Part]:
     """Those of the compiler lie apart: they are for systems whose own are too old. The others lie with the server."""
     compiler = find_toolchain().cxx
+    there = {path.name for path in (folder / "bin").iterdir()}
     parts = []
-    for name in needs.brought(path.name for path in (folder / "bin").iterdir()):
+    while missing := needs.brought(there):
+        name = missing[0]
         path = find_library(name, compiler)
         place = folder / ("lib" if name in FALLBACKS else "bin")
         if place.name == "bin":
             _check_finds(place, name)
         place.mkdir(exist_ok=True)
         shutil.copy2(path, place / name)
+        there.add(name)
         parts.append(library_part(path, name))
+        for other, versions in read_needs(path).items():
+            needs.libraries[other] |= versions
     return parts
 
 
 def _check_finds(folder: Path, name: str) -> None:
     """On this machine the library would be found anywhere, and a trial shows nothing."""
     for file in folder.iterdir():
-        if name in read_needs([file]).libraries and not looks_beside(file):
+        if name in read_needs(file) and not looks_beside(file):
             raise UserError(
                 f"{file.name} needs {name}, and would not find it in its own folder",
                 "`llama-run build --clean` with the same --backend and --target builds it so that it does",

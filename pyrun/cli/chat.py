@@ -13,6 +13,7 @@ from rich.console import Console
 
 from pyrun.cli.invocation import Invocation
 from pyrun.errors import UserError
+from pyrun.extras import missing_extra
 from pyrun.home import find_home
 from pyrun.machine.names import AUTO, BACKENDS
 from pyrun.providers.known import LOCAL
@@ -104,9 +105,7 @@ def chat_command(
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in NEEDED:
             raise
-        raise UserError(
-            f"the package {error.name} is not installed", "install it: LLAMA_RUN_EXTRAS=chat ./llama-run --version"
-        ) from error
+        raise missing_extra(str(error.name), "chat") from error
     extra = context.find_object(Invocation) or Invocation()
     flags = (*(("--backend", backend) if backend else ()), *(("--no-build",) if no_build else ()))
     wishes = Wishes(

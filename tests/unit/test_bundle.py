@@ -19,7 +19,7 @@ from helpers import ROOT
 from pyrun import _kernels
 from pyrun.build.builder import BuildResult
 from pyrun.bundle import make, start
-from pyrun.bundle.libraries import read_needs
+from pyrun.bundle.libraries import Needs, read_needs
 from pyrun.bundle.make import Made, Wanted, make_bundle
 from pyrun.bundle.manifest import Manifest, write_manifest
 from pyrun.bundle.start import check_folder, check_system, glibc_here, lacks, prepare_bundle
@@ -42,7 +42,7 @@ MANIFEST = Manifest(
 
 
 def test_needs_of_a_library_are_found() -> None:
-    needs = read_needs([Path(_kernels.__file__)])
+    needs = Needs(read_needs(Path(_kernels.__file__)))
     assert "libc.so.6" in needs.libraries and "GLIBCXX_3.4" in needs.libraries["libstdc++.so.6"]
     assert needs.glibc().startswith("2.") and needs.brought([]) == ["libgcc_s.so.1", "libstdc++.so.6"]
     assert needs.brought(["libgcc_s.so.1"]) == ["libstdc++.so.6"], "what is there is not brought along"
