@@ -74,7 +74,8 @@ def _fill(home: Home, wanted: Wanted, built: Path, web_ui: bool, folder: Path) -
     packages = copy_packages(python)
     (python / "__main__.py").write_text(ENTRY, encoding="utf-8")
     needs = _copy_server(built, folder / "bin")
-    libraries = _copy_libraries(needs, folder)
+    fallbacks = Needs()
+    libraries = _copy_libraries(needs, fallbacks, folder)
     oldest = sys.version_info[:2]
     commit = read_pin(home.pin).commit
     manifest = Manifest(
@@ -87,6 +88,7 @@ def _fill(home: Home, wanted: Wanted, built: Path, web_ui: bool, folder: Path) -
         python=".".join(map(str, oldest)),
         glibc=needs.glibc(),
         fallbacks={name: sorted(needs.libraries[name]) for name in FALLBACKS if name in needs.libraries},
+        fallbacks_glibc=fallbacks.glibc(),
     )
     write_manifest(python / BUNDLE_FILE, manifest)
     parts = [
@@ -129,8 +131,9 @@ def _copy_server(built: Path, folder: Path) -> Needs:
     return needs
 
 
-def _copy_libraries(needs: Needs, folder: Path) -> list[Part]:
-    """Those of the compiler lie apart: they are for systems whose own are too old. The others lie with the server."""
+def _copy_libraries(needs: Needs, fallbacks: Needs, folder: Path) -> list[Part]:
+    """Those of the compiler lie apart: they are for systems whose own are too old. The others lie with the server. What
+    either kind needs itself is added to its needs."""
     compiler = find_toolchain().cxx
     there = {path.name for path in (folder / "bin").iterdir()}
     parts = []
@@ -145,7 +148,7 @@ def _copy_libraries(needs: Needs, folder: Path) -> list[Part]:
         there.add(name)
         parts.append(library_part(path, name))
         for other, versions in read_needs(path).items():
-            needs.libraries[other] |= versions
+            (fallbacks if name in FALLBACKS else needs).libraries[other] |= versions
     return parts
 
 

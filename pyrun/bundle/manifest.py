@@ -21,6 +21,7 @@ class Manifest:
     python: str  # the oldest that it runs with
     glibc: str  # likewise
     fallbacks: dict[str, list[str]]  # libraries for systems whose own lack one of these versions of their symbols
+    fallbacks_glibc: str  # the oldest that those run with
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

@@ -22,7 +22,8 @@ def prepare_bundle(home: BundledHome, backend: str, environment: MutableMapping[
     manifest = read_manifest(home.bundle_file)
     check_system(manifest, platform.machine(), glibc_here())
     check_folder(Path.cwd())
-    if any(lacks(name, versions) for name, versions in manifest.fallbacks.items()):
+    if old := [name for name, versions in manifest.fallbacks.items() if lacks(name, versions)]:
+        _check_fallbacks(manifest, old)
         environment[SEARCHED] = os.pathsep.join(filter(None, [str(home.fallbacks), environment.get(SEARCHED)]))
     if backend == "cpu" and manifest.backends != ["cpu"]:
         # The modules of graphics cards are loaded all the same where their drivers are.
@@ -41,6 +42,16 @@ def check_system(manifest: Manifest, machine: str, glibc: str | None) -> None:
         raise UserError(
             f"this bundle needs glibc {manifest.glibc} or newer, and this system has {glibc}",
             "take a bundle that was made on an older system, or build from a clone",
+        )
+
+
+def _check_fallbacks(manifest: Manifest, old: list[str]) -> None:
+    glibc = glibc_here() or "0"
+    if _numbers(glibc) < _numbers(manifest.fallbacks_glibc):
+        raise UserError(
+            f"this system's {', '.join(old)} is missing or too old for this bundle; the one in it needs glibc "
+            f"{manifest.fallbacks_glibc}, and this system has {glibc}",
+            "install a newer one, or take a bundle that was made on an older system",
         )
 
 

@@ -38,6 +38,7 @@ MANIFEST = Manifest(
     python="3.11",
     glibc="2.34",
     fallbacks={"libstdc++.so.6": ["GLIBCXX_3.4"]},
+    fallbacks_glibc="2.34",
 )
 
 
@@ -146,6 +147,13 @@ def test_old_libraries_are_replaced_by_those_in_the_bundle(home: BundledHome) ->
     environment = {"LD_LIBRARY_PATH": "/mine"}
     prepare_bundle(home, "vulkan", environment)
     assert environment == {"LD_LIBRARY_PATH": f"{home.folder / 'lib'}:/mine"}
+
+
+def test_libraries_in_the_bundle_that_are_too_new_are_not_taken(home: BundledHome) -> None:
+    new = {"libstdc++.so.6": ["GLIBCXX_9.9.9"]}
+    write_manifest(home.bundle_file, replace(MANIFEST, fallbacks=new, fallbacks_glibc="2.36"))
+    with pytest.raises(UserError, match="the one in it needs glibc 2.36, and this system has 2.34"):
+        prepare_bundle(home, "vulkan", {})
 
 
 @pytest.fixture(scope="module")
