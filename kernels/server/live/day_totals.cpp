@@ -184,8 +184,8 @@ std::string day_totals::text() const {
     return out.str();
 }
 
-// It replaces the file at once, and is not synced: that it counts is not worth a flush of the disk. Whoever counts meanwhile does not
-// wait for it.
+// It replaces the file at once, and is not synced: that it counts is not worth a flush of the disk. Whoever counts meanwhile does
+// not wait for it.
 void day_totals::store() {
     kvtier::mutex_lock alone(writing);
     std::string now;

@@ -1,7 +1,7 @@
 // What the cache was good for, day by day and in all: it survives restarts.
 //
-// A small text file beside the models' folders keeps it, one for each model. It is written a minute after something changed and at the
-// end; kill -9 costs that minute. A file that is broken begins anew, since it only counts. Days are those of UTC.
+// A small text file beside the models' folders keeps it, one for each model. It is written a minute after something changed and
+// at the end; kill -9 costs that minute. A file that is broken begins anew, since it only counts. Days are those of UTC.
 //
 //   llama-run-days-1 SINCE_MS EVAL_TOKENS_PER_S
 //   WHO DAY REQUESTS REUSED EVALUATED ANSWERED SAVED_MS WRITTEN READ

@@ -29,7 +29,8 @@ void event_hub::listener::add(const std::shared_ptr<const std::string> & event) 
 
 std::shared_ptr<event_hub::listener> event_hub::listen(const std::string & user) {
     kvtier::mutex_lock guard(mu);
-    listeners.erase(std::remove_if(listeners.begin(), listeners.end(), [](const auto & l) { return l.expired(); }), listeners.end());
+    listeners.erase(std::remove_if(listeners.begin(), listeners.end(), [](const auto & l) { return l.expired(); }),
+                    listeners.end());
     if (listeners.size() >= max_listeners) {
         return nullptr;
     }

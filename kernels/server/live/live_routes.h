@@ -1,4 +1,5 @@
-// GET /cache/slots, GET /cache/saved and GET /cache/events: what happens now, and what the cache was good for. See docs/http-api.md.
+// GET /cache/slots, GET /cache/saved and GET /cache/events: what happens now, and what the cache was good for. See
+// docs/http-api.md.
 #pragma once
 
 #include "server/answers.h"

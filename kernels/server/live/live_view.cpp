@@ -8,7 +8,7 @@
 namespace llama_run {
 
 static constexpr auto look_every  = std::chrono::milliseconds(250); // how old a slot's progress may be
-static constexpr auto quiet_after = std::chrono::seconds(5);        // then a listener hears of the slots again, and that they are there
+static constexpr auto quiet_after = std::chrono::seconds(5);  // then a listener hears of the slots again, as a sign of life
 
 static std::string event(const char * name, const common_json & data) {
     return std::string("event: ") + name + "\ndata: " + data.dump_safe() + "\n\n";

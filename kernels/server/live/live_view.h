@@ -1,7 +1,7 @@
 // What happens now, for those who look: the slots, the line, finished requests as they come, and totals.
 //
-// It lives as long as the server and knows nothing of the cache, which comes and goes with the model: see state_cache.h for who calls
-// what. Thread safety: all functions may be called from any thread.
+// It lives as long as the server and knows nothing of the cache, which comes and goes with the model: see state_cache.h for who
+// calls what. Thread safety: all functions may be called from any thread.
 #pragma once
 
 #include "server/live/day_totals.h"
@@ -31,8 +31,8 @@ public:
     // The slots and the line; asked for by a user, what others do is not told.
     common_json describe(const std::string & user) const;
 
-    // A stream of server-sent events for a user. Each call gives what has come since the last one, and waits a moment for it. Empty: nothing
-    // came.
+    // A stream of server-sent events for a user. Each call gives what has come since the last one, and waits a moment for it.
+    // Empty: nothing came.
     class stream {
     public:
         stream(std::shared_ptr<live_view> of, std::shared_ptr<event_hub::listener> from, std::string user);

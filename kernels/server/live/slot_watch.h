@@ -1,7 +1,7 @@
 // What every slot is doing now, and who waits for one.
 //
-// The inference thread says what its slots do, after each batch; whoever asks gets a copy. A request that waits is in the line as long
-// as somebody holds its place.
+// The inference thread says what its slots do, after each batch; whoever asks gets a copy. A request that waits is in the line as
+// long as somebody holds its place.
 //
 // Thread safety: all functions may be called from any thread. The lock is held for moments.
 #pragma once

@@ -1,6 +1,7 @@
 // GET /dashboard: the page that shows what the routes of docs/http-api.md say.
 //
-// Everybody may load the page itself, with or without an API key: it holds nothing, and asks for the key before it asks for anything else.
+// Everybody may load the page itself, with or without an API key: it holds nothing, and asks for the key before it asks for
+// anything else.
 #pragma once
 
 #include "server/answers.h"
