@@ -15,9 +15,8 @@ Client = Generator[list[Message], Answer, None]
 Asked = list[list[Message]]
 
 
-def rush(bench: Bench, peer: Peer, clients: Sequence[Client], tokens: int, what: str) -> tuple[Rush, Asked]:
-    """Has all clients ask, each as soon as it is answered. Gives what became of that, and all that was asked."""
-    told: Rush = {"answers": [], "errors": [], "seconds": 0.0}
+def rush(bench: Bench, peer: Peer, clients: Sequence[Client], tokens: int, what: str, told: Rush) -> Asked:
+    """Has all clients ask, each as soon as it is answered; fills in what becomes of that. Gives all that was asked."""
     asked: Asked = []
     stop = threading.Event()
     lock = threading.Lock()
@@ -36,9 +35,14 @@ def rush(bench: Bench, peer: Peer, clients: Sequence[Client], tokens: int, what:
                 with lock:
                     told["errors"].append(f"{label}: {error.message}")
                 return
-            with lock:
-                _note(bench, told, peer, label, answer)
-            messages = _next(client, answer)
+            try:
+                with lock:
+                    _note(bench, told, peer, label, answer)
+                messages = _next(client, answer)
+            except Exception as error:  # what a thread ends with, nobody else would hear of
+                with lock:
+                    told["errors"].append(f"{label}: {error}")
+                return
 
     threads = [threading.Thread(target=play, args=each, daemon=True) for each in enumerate(clients)]
     began = time.perf_counter()
@@ -51,7 +55,11 @@ def rush(bench: Bench, peer: Peer, clients: Sequence[Client], tokens: int, what:
     finally:
         stop.set()
         told["seconds"] = time.perf_counter() - began
-    return told, asked
+    return asked
+
+
+def nothing_told() -> Rush:
+    return {"answers": [], "errors": [], "seconds": 0.0}
 
 
 def _next(client: Client, answer: Answer) -> list[Message] | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.bench import OURS, Bench, Sent
-from benchmarks.crowd import Asked, Client, rush
+from benchmarks.crowd import Asked, Client, nothing_told, rush
 from benchmarks.peers import Peer, Server
-from benchmarks.records import CrowdResult, Limits
+from benchmarks.records import CrowdResult
 from benchmarks.stats import percentile, summarise
 
 
@@ -34,7 +34,8 @@ def _round(bench: Bench, result: CrowdResult, peer: Peer, clients: list[Client],
     peer.pace.clients = len(clients)
     if isinstance(peer, Server):
         bench.calibrate(peer)
-    told, asked = rush(bench, peer, clients, tokens, what)
+    told = nothing_told()
+    asked = rush(bench, peer, clients, tokens, what, told)
     result["peers"][peer.name]["rounds"].append({**told, "new": _new_of(peer, asked)})
     if told["errors"]:
         result["problems"].append(
@@ -51,7 +52,7 @@ def _new_of(peer: Peer, asked: Asked) -> int | None:
     return sum(sent.add(peer.tokens(messages)).new for messages in asked)
 
 
-def end(limits: Limits, result: CrowdResult) -> None:
+def end(result: CrowdResult) -> None:
     for peer in result.get("peers", {}).values():
         rounds = [each for each in peer["rounds"] if each["answers"]]
         if not rounds:

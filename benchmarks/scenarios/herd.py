@@ -65,4 +65,4 @@ def play(bench: Bench, result: CrowdResult) -> None:
 
 
 def end(limits: Limits, result: CrowdResult) -> None:
-    rounds.end(limits, result)
+    rounds.end(result)

@@ -6,13 +6,13 @@ Every client has a conversation of its own, all with the same system prompt, and
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.bench import ROOM_TOKENS, Bench
-from benchmarks.crowd import conversation, rush
+from benchmarks.crowd import conversation, nothing_told, rush
 from benchmarks.peers import Peer, Server
 from benchmarks.progress import RunProgress
-from benchmarks.records import Limits, LoadResult
+from benchmarks.records import Limits, LoadPeer, LoadResult
 from benchmarks.stats import percentiles
 
 NAME = "load"
@@ -82,8 +82,9 @@ def _rush(bench: Bench, result: LoadResult, peer: Peer) -> None:
         )
         for number in range(bench.options.clients)
     ]
-    told, _ = rush(bench, peer, clients, tokens_of(bench), "client")
-    result["peers"][peer.name] = {"answers": told["answers"], "errors": told["errors"], "seconds": told["seconds"]}
+    told = nothing_told()
+    result["peers"][peer.name] = cast(LoadPeer, told)
+    rush(bench, peer, clients, tokens_of(bench), "client", told)
     if told["errors"]:
         result["problems"].append(
             f"{peer.name}: {len(told['errors'])} of {bench.options.clients} clients got an error; {told['errors'][0]}"

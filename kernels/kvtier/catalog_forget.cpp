@@ -27,9 +27,9 @@ cut_result catalog::cut_unneeded(uint64_t id, doomed_files & out) {
     const bool has_more = std::any_of(s.runs.begin() + static_cast<std::ptrdiff_t>(cut.n_kept), s.runs.end(),
                                       [](const run & r) { return r.k != key{}; });
     cut.is_being_read = has_more && s.pins != 0;
-    if (has_more && !cut.is_being_read && cut.n_kept > 0) {
-        graph.forget_runs(s, cut.n_kept, out);
-        cut.of = it->second;
+    if (has_more && cut.n_kept > 0) {
+        graph.forget_runs(s, cut.n_kept, out); // Nobody finds them any more, whether the file can be cut now or later.
+        cut.of = cut.is_being_read ? nullptr : it->second;
     }
     return cut;
 }

@@ -50,7 +50,6 @@ std::vector<read_task> read_tasks(const file_layout & layout, const match & m, c
         if (!continues) {
             read_task task;
             task.path      = names::join(layout.pages(m.name_space), names::segment(r.owner->id));
-            task.file_size = r.owner->file_size;
             task.offset    = r.offset;
             task.owner     = r.owner;
             task.is_large  = is_large;
@@ -66,7 +65,8 @@ status open_for(env & e, const read_task & task, std::unique_ptr<readable_file> 
     if (status opened = e.open_file(task.path, out); !opened.is_ok()) {
         return opened;
     }
-    if (out->size() != task.file_size) {
+    // A segment's end may be cut off while its beginning is read.
+    if (task.is_anchor ? out->size() != task.file_size : out->size() < task.offset + task.bytes) {
         return status::corrupt(damage::truncated, task.path + ": has another size than when it was opened");
     }
     if (task.is_large) {

@@ -17,7 +17,7 @@ namespace kvtier {
 // Runs next to each other in one file, or a part of the anchor: they are read one after the other, ahead of use.
 struct read_task {
     std::string         path;
-    uint64_t            file_size = 0;
+    uint64_t            file_size = 0;        // of an anchor
     uint64_t            offset    = 0;
     uint64_t            bytes     = 0;
     const segment *     owner     = nullptr;  // is kept by the match

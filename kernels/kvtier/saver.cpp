@@ -332,6 +332,7 @@ status saver::write_uses_of(const conversation_id & id, bool durable) {
     if (!rooms.known.uses_of(id, record)) {
         return status::ok();
     }
+    durable = durable || !(record.life == lifetime()); // It takes the place of a file that had it.
     record.header.fingerprint = rooms.options.fingerprint;
     record.header.name_space  = id.first;
     record.header.created_ms  = rooms.e.now_ms();

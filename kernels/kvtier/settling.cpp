@@ -60,6 +60,10 @@ std::vector<save_request> settling::add(save_request request, uint64_t number, c
             continue;
         }
         added.unwritten_since = std::min(added.unwritten_since, it->unwritten_since);
+        lifetime_change &       said    = added.turn.conversation.change;
+        const lifetime_change & earlier = it->turn.conversation.change;
+        said.ttl_ms    = said.ttl_ms ? said.ttl_ms : earlier.ttl_ms;
+        said.expire_ms = said.expire_ms ? said.expire_ms : earlier.expire_ms;
         std::vector<save_anchor> & theirs = it->turn.anchors;
         std::vector<save_anchor> & mine   = added.turn.anchors;
         const auto kept = std::partition(theirs.begin(), theirs.end(), [&](const save_anchor & a) {

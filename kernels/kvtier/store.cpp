@@ -76,8 +76,11 @@ store::~store() {
     rooms->bytes.budget().leave(&rooms->room);
     if (rooms->files.may_change().is_ok()) {
         {
-            mutex_lock writing(rooms->files.writing);
+            mutex_lock            writing(rooms->files.writing);
+            std::set<std::string> changed;
+            uint64_t              freed = 0;
             rooms->files.finish_deferred();
+            (void) trim(*rooms, {}, freed, changed).is_ok(); // What was being read when it was removed.
         }
         saver(*rooms).write_uses();
     }

@@ -106,6 +106,7 @@ bool write_budget::admits(const key & page, uint64_t n_bytes, uint64_t n_before)
 
 void write_budget::written(uint64_t n_bytes) {
     mutex_lock guard(mu);
+    days.erase(days.upper_bound(today()), days.end()); // The clock was set back.
     days[today()] += n_bytes;
     while (days.size() > static_cast<size_t>(n_days)) {
         days.erase(days.begin());

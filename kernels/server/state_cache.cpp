@@ -98,7 +98,7 @@ void state_cache::sweep() const {
     server_queue * known = known_queue();
     const auto held = known->awake.hold(); // It comes before the question whether it sleeps.
     const auto c    = known->is_sleeping() ? nullptr : core();
-    if (c) {
+    if (c && !power.is_low()) { // Removing writes what was kept back. The next sweep finds what has expired.
         c->admin().sweep();
     }
 }
@@ -248,8 +248,8 @@ cache_report state_cache::restore(const slot_view & slot, server_prompt & prompt
     const context_dropped dropped = task.cache ? task.cache->dropped : context_dropped();
     if (task.cache) {
         task.cache->in_line.reset();
-        live->slots.begin(slot.id, task.cache->scope.user, static_cast<uint64_t>(task.n_tokens()));
     }
+    live->slots.begin(slot.id, task.cache ? task.cache->scope.user : "", static_cast<uint64_t>(task.n_tokens()));
     cache_report report = c ? c->restore(slot, prompt, task, make_room) : cache_report();
     report.dropped = dropped;
     return report;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import platform
 import shutil
@@ -64,7 +65,9 @@ def make_bundle(home: Home, wanted: Wanted, into: Path) -> Made:
                 _pack(folder, packed)
             packed.replace(archive)
     except OSError as error:
-        raise UserError(f"cannot write to {into}: {error.strerror or error}", "free some disk space") from error
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        hint = "free some disk space" if error.errno == errno.ENOSPC else None
+        raise UserError(f"cannot make the bundle in {into}: {what}", hint) from error
     return Made(archive, name, manifest, size)
 
 

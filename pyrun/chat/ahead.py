@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import ssl
 import threading
@@ -41,9 +42,10 @@ class Ahead:
         """The server notices that nobody listens any more, and is free for what comes next."""
         with self._lock:
             connection, self._connection = self._connection, None
-        if connection is not None and connection.sock is not None:
+        sock = connection.sock if connection is not None else None
+        if sock is not None:
             with suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _run(
         self, connection: http.client.HTTPConnection, provider: Provider, body: dict[str, Any], cut: object
@@ -71,8 +73,6 @@ def _connect(provider: Provider) -> http.client.HTTPConnection:
     address = urlsplit(provider.base_url)
     host = address.hostname or ""
     if address.scheme == "https":
-        # It is a server of this machine: its certificate is for the names that others call it by.
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context = ssl.create_default_context(cafile=os.environ.get("REQUESTS_CA_BUNDLE"))
         return http.client.HTTPSConnection(host, address.port, timeout=TIMEOUT_SECONDS, context=context)
     return http.client.HTTPConnection(host, address.port, timeout=TIMEOUT_SECONDS)

@@ -107,7 +107,13 @@ def _headers(where: str, given: Any) -> dict[str, str]:
             raise UserError(f"{where}: there is no variable {found[1]}", f"set it: export {found[1]}=...")
         return os.environ[found[1]]
 
-    return {str(name): VARIABLE.sub(value, str(text)) for name, text in given.items()}
+    headers = {str(name): VARIABLE.sub(value, str(text)) for name, text in given.items()}
+    for name, text in headers.items():  # a library that refuses one would show it
+        if not (text.isascii() and text.isprintable()):
+            raise UserError(
+                f"{where}: the header {name} has characters that no header may have", "a line break, perhaps?"
+            )
+    return headers
 
 
 class McpServers:

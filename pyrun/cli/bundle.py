@@ -10,6 +10,7 @@ import click
 from pyrun import console
 from pyrun.bundle.make import Wanted, make_bundle
 from pyrun.bundle.trial import try_bundle
+from pyrun.errors import UserError
 from pyrun.home import find_home
 from pyrun.machine.isa import PORTABLE
 from pyrun.machine.names import BACKENDS
@@ -58,8 +59,12 @@ def bundle_command(backend: str, target: str, with_model: bool, into: Path, jobs
         f"unpacked {console.size(made.unpacked_bytes)}; it needs Python {needs.python}, glibc {needs.glibc} or newer"
     )
     model = default_model_path(home)
-    with console.waiting("trying it in an empty folder"):
-        tried = try_bundle(made, model if model.exists() else None)
+    try:
+        with console.waiting("trying it in an empty folder"):
+            tried = try_bundle(made, model if model.exists() else None)
+    except UserError:
+        made.archive.unlink(missing_ok=True)  # nobody should take it for one that works
+        raise
     if tried.answer is None:
         console.say("its programs run; there was no model to ask: --with-model, or `llama-run --server` once, gets one")
     else:

@@ -261,7 +261,8 @@ def supervise(home: Home, settings: ServerSettings, profile: Profile | None = No
     def listen(state: State, detail: str) -> None:
         view(state, detail)
         if state is State.READY and settings.cache:
-            power.ready()
+            if settings.at_once is None:  # servers of several models are told one by one, which nobody does yet
+                power.ready()
             if profile is not None and profile.facts.source == "metadata":
                 _hold_against(home, settings.address.url, key.value if key else None, profile, model)
 

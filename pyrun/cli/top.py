@@ -75,3 +75,4 @@ def top_command(url: str, once: bool) -> None:
             rows = console.out.height
             lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in seen.lines(1000 * time.time())[:rows]]
             live.update(Group(*lines), refresh=True)
+    console.say(f"the server at {url} has ended")

@@ -58,14 +58,18 @@ def warm_command(file: str | None, system: str | None, tools: Path | None, url: 
 
 def _bodies(file: str | None, system: str | None, tools: Path | None) -> list[dict[str, Any]]:
     if system is not None:
-        return [system_body(system, None if tools is None else tools.read_text(encoding="utf-8"))]
+        return [system_body(system, None if tools is None else _text_of(str(tools)))]
     assert file is not None
-    if file == "-":
-        return read_bodies(sys.stdin.read(), "stdin")
+    return read_bodies(_text_of(file), "stdin" if file == "-" else file)
+
+
+def _text_of(file: str) -> str:
     try:
-        return read_bodies(Path(file).read_text(encoding="utf-8"), file)
+        return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode("utf-8")
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {file}: it is not UTF-8 at byte {error.start}") from error
 
 
 def _line(done: Warmed) -> str:

@@ -37,12 +37,14 @@ class PowerWatch:
         self._ending = threading.Event()
         self._told: Power | None = None
         self._held = False
+        self._started = False
         self._thread = threading.Thread(target=self._run, name="power", daemon=True)
 
     def ready(self) -> None:
         """The server answers, maybe after a crash: it has been told nothing."""
         self._told = None
-        if not self._thread.is_alive() and not self._ending.is_set():
+        if not self._started and not self._ending.is_set():
+            self._started = True
             self._thread.start()
 
     def stop(self) -> None:
@@ -53,8 +55,7 @@ class PowerWatch:
     def _run(self) -> None:
         next_look = 0.0
         with listen() as sleep:
-            if sleep is not None:
-                sleep.inhibit()
+            inhibited = False
             while not self._ending.is_set():
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + self._look
@@ -63,8 +64,13 @@ class PowerWatch:
                     self._ending.wait(WAIT_SECONDS)
                     continue
                 try:
+                    if not inhibited:
+                        sleep.inhibit()
+                        inhibited = True
                     self._hear(sleep)
-                except (OSError, ConnectionError):  # the bus has gone, with whoever used it
+                except Exception:  # the bus has gone or says what nobody understands: the battery is watched on
+                    with contextlib.suppress(Exception):
+                        sleep.close()  # it must not delay a suspend that nobody hears of
                     sleep = None
 
     def _hear(self, sleep: Sleep) -> None:

@@ -52,7 +52,7 @@ def read_bodies(text: str, source: str) -> list[dict[str, Any]]:
         bodies = whole if isinstance(whole, list) else [whole]
     except ValueError:
         bodies = []
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             if not line.strip():
                 continue
             try:

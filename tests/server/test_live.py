@@ -11,6 +11,7 @@ import psutil
 import pytest
 import requests
 from cache_server import CacheServer, Serve, say, starter, toy
+from helpers import wait_until
 
 from pyrun.cache.remote import server_stats
 from pyrun.server.live import Event, events, parse_events
@@ -43,17 +44,16 @@ def test_a_listener_hears_of_slots_and_requests(server: CacheServer) -> None:
 
 
 def test_a_busy_slot_says_how_far_it_is(server: CacheServer) -> None:
-    heard = events(server.url)
-    next_of("slots", heard)
-    body = {"prompt": "The Nile", "n_predict": 400, "ignore_eos": True, "stream": True}
+    def busy() -> list[dict[str, Any]]:
+        return [slot for slot in server.get("/cache/slots")["slots"] if slot["phase"] != "idle"]
+
+    body = {"prompt": "The Nile", "n_predict": 1900, "ignore_eos": True, "stream": True}
     with requests.post(f"{server.url}/completion", json=body, stream=True, timeout=60) as answer:
-        busy: dict[str, Any] = {}
-        while busy.get("phase") != "answering" or busy["tokens_answered"] < 2:
-            busy = next((s for s in next_of("slots", heard)["slots"] if s["phase"] != "idle"), busy)
-        assert busy["tokens"] == busy["tokens_reused"] + busy["tokens_evaluated"] and busy["tokens_per_s"] > 0
-        answer.close()
-    while any(slot["phase"] != "idle" for slot in next_of("slots", heard)["slots"]):
-        pass
+        lines = answer.iter_lines()
+        told = next(slots for _ in lines if (slots := busy()) and slots[0].get("tokens_answered", 0) >= 2)[0]
+        assert told["phase"] == "answering" and told["tokens_per_s"] > 0
+        assert told["tokens"] == told["tokens_reused"] + told["tokens_evaluated"]
+    wait_until(lambda: not busy(), 30, "whoever left is served no more")
 
 
 def test_users_hear_of_their_own_only(server: CacheServer) -> None:

@@ -56,9 +56,7 @@ def test_what_is_said_and_done_is_seen(page: Page, serve: Serve, tmp_path: Path,
     page.until_text("#request-list", "No request has ended")
 
     assert "0 of" in chat(page, "Which river is the longest?")
-    assert page.until_text("#request-list", "tokens reused") < 1 * 5, (
-        "it is seen within a second, on a machine that is idle"
-    )
+    page.until_text("#request-list", "tokens reused")
     page.until_text("#conversation-list", "1 turn")
     saved = page.text("#saved-facts")
 

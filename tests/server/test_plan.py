@@ -127,19 +127,19 @@ def test_a_full_queue_is_503_and_the_clients_own_retry_succeeds(serve: Serve, kv
 def test_a_request_that_waits_too_long_is_504(serve: Serve, kv: Path) -> None:
     flags = ("--parallel", "1", "--ctx-size", "2048", "--queue-timeout", "1.5")
     server = serve(smollm2(), *flags, cache=kv)
-    long: dict[str, Any] = {"messages": prompt(1, 20), "max_tokens": 400, "ignore_eos": True}
-    thread = threading.Thread(target=server.post, args=("/v1/chat/completions", long))
-    thread.start()
-    wait_until(lambda: server.cache()["plan"]["queue"]["served"] == 1, 30, "one is served")
-    for stream in (False, True):
-        late = server.request("POST", "/v1/chat/completions", long | {"stream": stream})
-        assert late.status_code == 504 and "queue" in late.json()["error"]["message"]
-    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
-    with pytest.raises(anthropic.APIStatusError) as told:
-        client.messages.create(model="any", max_tokens=4, messages=[{"role": "user", "content": "Hi"}])
-    assert told.value.status_code == 504
-    thread.join()  # the one that was served is not late, however long it takes
-    assert server.cache()["plan"]["queue"]["waiting"] == 0
+    long: dict[str, Any] = {"messages": prompt(1, 20), "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with requests.post(f"{server.url}/v1/chat/completions", json=long, stream=True, timeout=60) as served:
+        lines = served.iter_lines()
+        next(lines)
+        for stream in (False, True):
+            late = server.request("POST", "/v1/chat/completions", long | {"stream": stream})
+            assert late.status_code == 504 and "queue" in late.json()["error"]["message"]
+        client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+        with pytest.raises(anthropic.APIStatusError) as told:
+            client.messages.create(model="any", max_tokens=4, messages=[{"role": "user", "content": "Hi"}])
+        assert told.value.status_code == 504
+        assert next(line for line in lines if line), "the one that is served is not late, however long it takes"
+    wait_until(lambda: server.cache()["plan"]["queue"]["waiting"] == 0, 30, "nobody waits")
 
 
 def test_nothing_is_counted_twice_when_clients_leave(serve: Serve, kv: Path) -> None:
@@ -150,3 +150,32 @@ def test_nothing_is_counted_twice_when_clients_leave(serve: Serve, kv: Path) -> 
             requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=0.3)
     wait_until(lambda: server.cache()["plan"]["cells"]["free"] == CELLS, 60, "cells are given back")
     wait_until(lambda: server.cache()["plan"]["queue"]["waiting"] == 0, 60, "nobody waits")
+
+
+def test_a_request_that_cannot_begin_takes_no_place_and_no_cells(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), *SHARED, "--max-queue", "0", cache=kv)
+    server.chat(prompt(1, 100))
+    wrong = {"messages": prompt(1, 100), "max_tokens": 100, "grammar": "root ::= nowhere"}
+    for n in (1, 2):
+        for _ in range(4):
+            assert server.request("POST", "/v1/chat/completions", wrong | {"n": n}).status_code == 400
+    told = server.cache()["plan"]
+    assert (told["cells"]["free"], told["queue"]["served"], told["queue"]["waiting"]) == (CELLS, 0, 0)
+    assert server.chat(prompt(2, 300), max_tokens=100).text
+
+
+def test_who_waits_behind_one_that_leaves_goes_on(serve: Serve, kv: Path) -> None:
+    server = serve(smollm2(), *SHARED, cache=kv)
+    url = f"{server.url}/v1/chat/completions"
+    long = {"messages": prompt(1, 100), "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    with requests.post(url, json=long, stream=True, timeout=60) as served:
+        lines = served.iter_lines()  # without it the connection would be closed
+        next(lines)
+        large = {"messages": prompt(2, 450), "max_tokens": 128}
+        assert not plan(server, **large)["fits"]["now"]
+        with pytest.raises(requests.RequestException):
+            requests.post(url, json=large, timeout=0.5)  # there is no room for it, and it leaves
+        assert server.chat(prompt(3, 20), max_tokens=4).text
+        assert server.cache()["plan"]["queue"]["served"] == 1 and next(line for line in lines if line), (
+            "the long one goes on"
+        )

@@ -245,6 +245,7 @@ void cache_admin::flush() {
 // Requests that wait are marked first: one that gets its slot meanwhile brings its mark along. Slots are the inference thread's:
 // idle ones are erased through the queue, busy ones forget when they are released.
 void cache_admin::forget(const removal & what) {
+    ahead.end(); // It may be reading just that.
     reader.remove(what);
     for (const int id : board.remove(what)) {
         server_task task(SERVER_TASK_TYPE_SLOT_ERASE);

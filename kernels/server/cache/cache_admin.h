@@ -26,7 +26,7 @@ namespace llama_run {
 class cache_admin {
 public:
     cache_admin(cache_stores & stores, slot_board & board, prompt_reader & reader, server_queue & queue, const speeds & measured_speeds,
-                const waited & times, const reading_ahead & ahead, bool metadata_users) :
+                const waited & times, reading_ahead & ahead, bool metadata_users) :
         stores(stores), board(board), reader(reader), queue(queue), measured_speeds(measured_speeds), times(times), ahead(ahead),
         metadata_users(metadata_users),
         days(kvtier::posix_env(), days_path(stores), [&stores] { return bytes_so_far(stores); }) {}
@@ -66,7 +66,7 @@ private:
     server_queue &  queue;
     const speeds &  measured_speeds;
     const waited &  times;
-    const reading_ahead & ahead;
+    reading_ahead & ahead;
     const bool      metadata_users; // whether metadata.user_id tells users apart
 
 public:

@@ -210,11 +210,12 @@ function showNow() {
     ? "Nobody waits."
     : `${plural(slots.waiting.length, "request")} waiting: ${slots.waiting.slice(0, 8).map((one) => `${count(one.tokens)} tokens for ${WAITS[one.waits_for] ?? one.waits_for}`).join("; ")}${slots.waiting.length > 8 ? "; ..." : ""}`;
   const speed = cache.speed ?? {};
+  const predictions = cache.plan?.predictions;
   facts($("speeds"), [
     ["Evaluating", speed.eval_tokens_per_s > 0 ? `${speed.eval_tokens_per_s.toFixed(1)} tokens/s` : "not measured yet"],
     ["Reading", speed.disk_bytes_per_s > 0 ? `${size(speed.disk_bytes_per_s)}/s` : "not measured yet"],
     ["Copying", speed.copy_bytes_per_s > 0 ? `${size(speed.copy_bytes_per_s)}/s` : "not measured yet"],
-    ...(cache.plan?.recent > 0 ? [["Predictions", `${share(cache.plan.within_1_5, 1)} right within a factor of 1.5`]] : []),
+    ...(predictions?.recent > 0 ? [["Predictions", `${share(predictions.within_1_5, 1)} right within a factor of 1.5`]] : []),
   ]);
 }
 
@@ -588,7 +589,8 @@ async function say(text) {
   messages.push({ role: "user", content: text });
   const answer = bubble("assistant", "");
   const write = writer(answer);
-  const body = { messages, stream: true, ...(model ? { model } : {}) };
+  const own = messages; // "New chat" begins another list meanwhile.
+  const body = { messages: own, stream: true, ...(model ? { model } : {}) };
   underWay = new AbortController();
   $("send").disabled = true;
   $("stop").hidden = false;
@@ -597,16 +599,17 @@ async function say(text) {
   let timings = null;
   let first = 0;
   try {
-    const planned = await predict({ messages });
+    const planned = await predict({ messages: own });
     const began = performance.now();
     const stream = await ask("/v1/chat/completions", { method: "POST", body, signal: underWay.signal });
     for await (const { data } of serverSent(stream)) {
       if (data === "[DONE]") break;
       const told = JSON.parse(data);
       if (told.error) throw new Error(told.error.message);
-      const more = told.choices?.[0]?.delta?.content ?? told.choices?.[0]?.delta?.reasoning_content ?? "";
-      if (more && !content) first = performance.now() - began;
-      content += more;
+      const delta = told.choices?.[0]?.delta ?? {};
+      const more = delta.content ?? delta.reasoning_content ?? "";
+      if (more && first === 0) first = performance.now() - began;
+      content += delta.content ?? ""; // Thoughts are shown, and not sent back.
       write(more);
       timings = told.timings ?? timings;
     }
@@ -617,8 +620,8 @@ async function say(text) {
       write(content ? `\n${error.message}` : error.message);
     }
   }
-  if (content) messages.push({ role: "assistant", content });
-  else messages.pop();
+  if (content) own.push({ role: "assistant", content });
+  else own.pop();
   underWay = null;
   $("send").disabled = false;
   $("stop").hidden = true;

@@ -4,8 +4,8 @@
 // grew. What does not fit now waits, and whoever came after it waits too: a small request must not overtake a large one for ever.
 // What idle slots hold counts as free: upstream clears them when cells are needed.
 //
-// An answer without a limit is promised a share, and grows beyond it while there are cells that nobody was promised. When there
-// are none it ends, as it would at the end of a context of its own.
+// An answer without a limit, or with one that only says that it may be long, is promised a share, and grows beyond it while there
+// are cells that nobody was promised. When there are none it ends, as it would at the end of a context of its own.
 //
 // Where every slot has cells of its own there is nothing to promise, and everything fits.
 //
@@ -26,11 +26,13 @@ namespace llama_run {
 // What a request may take.
 struct cell_need {
     size_t n_prompt  = 0; // tokens, which all of its answers share
-    size_t n_answer  = 0; // tokens of each answer
+    size_t n_answer  = 0; // tokens of each answer that are promised
+    size_t n_most    = 0; // tokens of each answer that may come of it
     size_t n_answers = 1;
-    bool   open_end  = false; // the answer has no limit: n_answer is its share
+    bool   open_end  = false; // n_answer is its share, and it may grow
 
     size_t cells() const { return n_prompt + n_answer * n_answers; }
+    size_t most_cells() const { return n_prompt + n_most * n_answers; }
 };
 
 class cell_pool {
@@ -52,14 +54,17 @@ public:
         cell_need    out;
         out.n_prompt  = n_prompt;
         out.n_answers = n_answers;
-        out.open_end  = n_predict < 0;
-        out.n_answer  = std::min(left, out.open_end ? cells / slots / 2 : static_cast<size_t>(n_predict));
+        const size_t share = std::min(left, cells / slots / 2);
+        const size_t limit = n_predict < 0 ? share : std::min(left, static_cast<size_t>(n_predict));
+        out.open_end  = n_predict < 0 || limit > share;
+        out.n_answer  = std::min(limit, share);
+        out.n_most    = limit;
         return out;
     }
 
     bool can_ever_fit(const cell_need & n) const {
         kvtier::mutex_lock guard(mu);
-        return cells == 0 || n.cells() <= cells;
+        return cells == 0 || n.most_cells() <= cells;
     }
 
     bool fits_now(const cell_need & n) const {

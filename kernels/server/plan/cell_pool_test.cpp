@@ -27,7 +27,17 @@ TEST(an_answer_ends_with_its_slots_context_whatever_was_asked_for) {
     CHECK(one.cells() == 1000);
     CHECK(pool.can_ever_fit(one));
     CHECK(!pool.can_ever_fit(pool.need(400, 300, 4))); // four answers share a prompt
-    CHECK(pool.need(400, 300, 4).cells() == 1600);
+    CHECK(pool.need(400, 300, 4).most_cells() == 1600);
+}
+
+TEST(a_limit_that_only_says_that_an_answer_may_be_long_takes_no_cells_from_others) {
+    cell_pool       pool;
+    const cell_need agent = shared_by_four(pool).need(100, 32000, 1);
+    CHECK(agent.open_end);
+    CHECK(agent.cells() == 100 + 1000 / 4 / 2);
+    const cell_need limited = pool.need(100, 100, 1);
+    CHECK(!limited.open_end);
+    CHECK(limited.cells() == 200);
 }
 
 TEST(who_does_not_fit_waits_and_so_do_those_behind) {

@@ -44,29 +44,33 @@ void request_line::leave(const place & gone) {
 }
 
 void request_line::arrived(place & of, int id_task, const prompt_facts & prompt, const forecast & said) {
-    const auto now = clock::now();
-    if (of.timeout.count() > 0) {
-        waiting_deadlines.set(id_task, now + of.timeout);
-    }
     kvtier::mutex_lock guard(mu);
+    if (of.timeout.count() > 0 && !of.begun) {
+        waiting_deadlines.set(id_task, clock::now() + of.timeout);
+    }
     const bool alone = served.empty() && waiting.empty();
     of.tasks.push_back(id_task);
     request & r = waiting[id_task];
     r.alone   = alone;
     r.id_task = id_task;
+    r.of      = &of;
     r.prompt  = prompt;
     r.said    = said;
     r.arrived = of.entered;
 }
 
 void request_line::placed(int id_task, int id_slot) {
-    waiting_deadlines.forget(id_task);
     kvtier::mutex_lock guard(mu);
     const auto known = waiting.find(id_task);
     if (known == waiting.end()) {
         return;
     }
     request r = known->second;
+    r.of->begun = true;
+    for (const int id : r.of->tasks) { // A request of several prompts does not wait any more when one of them is served.
+        waiting_deadlines.forget(id);
+    }
+    r.of = nullptr;
     r.placed = clock::now();
     waiting.erase(known);
     r.alone = r.alone && served.empty();

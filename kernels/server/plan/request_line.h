@@ -42,6 +42,7 @@ public:
         const clock::time_point         entered = clock::now();
         const std::chrono::milliseconds timeout; // how long its tasks may wait for a slot; 0: for ever
         std::vector<int>                tasks;   // that may still wait
+        bool                            begun = false; // one of them has a slot: the request is being served
     };
 
     void open(size_t n_slots);
@@ -73,6 +74,7 @@ public:
 private:
     struct request {
         int               id_task = -1;
+        place *           of      = nullptr; // while it waits
         prompt_facts      prompt;
         forecast          said;
         clock::time_point arrived;

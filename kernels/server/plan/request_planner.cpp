@@ -101,13 +101,13 @@ void request_planner::refuse_what_never_fits(const server_task & task) {
             { "code",            413 },
             { "message",         "this request needs more memory than the server has for all requests together: " +
                                  std::to_string(need.n_prompt) + " tokens of prompt and " + std::to_string(need.n_answers) + " x " +
-                                 std::to_string(need.n_answer) + " of answer take " + std::to_string(bytes_of(need.cells()) >> 20) +
+                                 std::to_string(need.n_most) + " of answer take " + std::to_string(bytes_of(need.most_cells()) >> 20) +
                                  " MiB, there are " + std::to_string(bytes_of(cells.n_cells()) >> 20) +
                                  ". Ask for fewer answers or a smaller max_tokens" },
             { "type",            "invalid_request_error" },
-            { "tokens",          need.cells() },
+            { "tokens",          need.most_cells() },
             { "tokens_most",     cells.n_cells() },
-            { "bytes",           bytes_of(need.cells()) },
+            { "bytes",           bytes_of(need.most_cells()) },
             { "bytes_most",      bytes_of(cells.n_cells()) },
         } } }, {} });
     }

@@ -6,6 +6,9 @@
 namespace llama_run {
 
 void cache_core::hold_writes(bool on) {
+    if (on) {
+        ahead.end(); // What nobody asked for is not worth the battery.
+    }
     for (sequence_store * s : stores.all()) {
         s->queue().hold(on);
     }

@@ -69,8 +69,11 @@ warm_result warmer::prepare(const std::string & route, const http_headers & head
         own.n_keep  = out.n_tokens;
         own.posting = [&](int id_task) {
             n_restored = n_evaluated = 0;
+            interrupted = false;
             running     = id_task;
-            interrupted = !cache.is_idle(); // Whoever came since saw nothing to interrupt.
+            if (!cache.is_idle()) {
+                interrupted = true; // Whoever came since saw nothing to interrupt.
+            }
         };
         evaluated = probe.evaluate(own, route, headers, whole, [&] { return interrupted || stop(); });
         running = -1;
@@ -100,7 +103,13 @@ warm_result warmer::warm(const std::string & route, const http_headers & headers
         kvtier::mutex_lock guard(mu);
         const uint64_t number = n_came++;
         while (n_gone < number) {
-            changed.wait(guard);
+            if (stopping || client_left()) {
+                gave_up.insert(number);
+                n_queued--;
+                n_failed++;
+                throw std::runtime_error(stopping ? stopping_message : "whoever asked has gone");
+            }
+            (void) changed.wait_until(guard, std::chrono::steady_clock::now() + std::chrono::seconds(1));
         }
     }
     // What it ends with, whatever happens.
@@ -110,7 +119,9 @@ warm_result warmer::warm(const std::string & route, const http_headers & headers
         own.running  = -1;
         own.n_wanted = 0;
         kvtier::mutex_lock guard(own.mu);
-        own.n_gone++;
+        do {
+            own.n_gone++;
+        } while (own.gave_up.erase(own.n_gone) > 0);
         own.changed.notify_all();
     });
     try {

@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -83,6 +84,7 @@ private:
     kvtier::condition changed;
     uint64_t          n_came GUARDED_BY(mu) = 0; // they are served in this order
     uint64_t          n_gone GUARDED_BY(mu) = 0;
+    std::set<uint64_t> gave_up GUARDED_BY(mu);   // whose turn has not come yet
 
     std::atomic<bool>     stopping{ false };
     std::atomic<int>      running{ -1 };      // task
