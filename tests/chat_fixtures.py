@@ -128,7 +128,7 @@ def home_in(folder: Path, root: Path) -> dict[str, str]:
     for name in ("llama.cpp", "models", "pyrun"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name in ("llama.cpp/upstream.toml", "llama.cpp/build", "models/built-in", "pyrun/web"):
-        if not (folder / name).exists():
+        if not (folder / name).is_symlink():  # in a new clone it may lead nowhere yet
             (folder / name).symlink_to(root / name)
     return {"LLAMA_RUN_HOME": str(folder)}
 
