@@ -36,7 +36,7 @@ MAX_QUESTION_BYTES = 16_000_000
     help="Who answers. If the first cannot be reached, is overloaded or over its limit, the next one does.",
 )
 @click.option("-c", "--continue", "resume", is_flag=True, help="Go on with the last session.")
-@click.option("--session", metavar="ID", help="Go on with this session, or the one whose id begins so.")
+@click.option("--session", metavar="ID", help="Go on with the chat of this id, or whose id begins so.")
 @click.option("--system", type=click.Path(path_type=Path), metavar="FILE", help="What the model is told first.")
 @click.option(
     "--tools",
