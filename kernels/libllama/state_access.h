@@ -381,6 +381,15 @@ struct llama_state_access {
         return true;
     }
 
+    bool keep_rows(llama_seq_id seq_id, llama_pos n) const {
+        if (rows->get_has_shift() || rows_count(seq_id) < n) {
+            return false;
+        }
+        rows->seq_rm(seq_id, n, -1);
+        clear_folded(seq_id);
+        return true;
+    }
+
     void write_folded(writer & io, llama_seq_id seq_id, uint32_t flags) const {
         if (window) {
             const auto & by_pos = window->v_cells[window->seq_to_stream[seq_id]].seq_pos_get(seq_id);

@@ -256,6 +256,17 @@ bool llama_state_rows_share(llama_context * ctx, llama_seq_id from, llama_seq_id
     }) != 0;
 }
 
+bool llama_state_rows_keep(llama_context * ctx, llama_seq_id seq_id, llama_pos n) {
+    return guarded(__func__, [&] {
+        const llama_state_access mem(ctx);
+        if (!mem.rows || n <= 0) {
+            return (size_t) 0;
+        }
+        mem.check_seq(ctx, seq_id);
+        return (size_t) mem.keep_rows(seq_id, n);
+    }) != 0;
+}
+
 size_t llama_state_folded_estimate(const llama_context * ctx) {
     const llama_state_access mem(ctx);
     return mem.recr && !mem.window && !mem.rest ? mem.cell_bytes() + HEADERS_BYTES : 0;

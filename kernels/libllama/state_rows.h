@@ -127,6 +127,13 @@ LLAMA_API bool llama_state_rows_share(
                 llama_seq_id   to,
                    llama_pos   n);
 
+// Removes what the sequence holds but for the rows of positions [0, n): the folded part is empty afterwards. False, and nothing has
+// changed: no rows part, rows that are not all there.
+LLAMA_API bool llama_state_rows_keep(
+        struct llama_context * ctx,
+                llama_seq_id   seq_id,
+                   llama_pos   n);
+
 // Keep, besides the window, the rows that have left it and are not overwritten yet, so that the cells of the sequence are
 // laid out as they were: with it, evaluation after a restore into an empty context is bit for bit that of a process that
 // never stopped. Without it the part is smaller and exact in content, and sums over the window may round differently.

@@ -161,7 +161,15 @@ status sequence_store::take_rows(llama_seq_id seq, kvtier::save_request & reques
     return status::ok();
 }
 
-status sequence_store::save(llama_seq_id seq, const sequence_turn & turn) {
+// Rows that were stored before are not stored again, and those of another evaluation may be rounded otherwise.
+static size_t rows_as_stored(const kvtier::save_request & request, size_t n_same) {
+    for (const kvtier::save_run & run : request.runs) {
+        n_same = run.p0 <= n_same ? std::max<size_t>(n_same, run.p1) : n_same;
+    }
+    return n_same;
+}
+
+status sequence_store::save(llama_seq_id seq, const sequence_turn & turn, size_t & n_same) {
     std::vector<anchor_copy> anchors = turn.anchors;
     const uint32_t           n       = static_cast<uint32_t>(turn.tokens.size());
     if (folded() && turn.anchor_end && (anchors.empty() || anchors.back().n_tokens != n)) {
@@ -206,9 +214,11 @@ status sequence_store::save(llama_seq_id seq, const sequence_turn & turn) {
             }
         }
     }
+    const size_t n_then = rows_as_stored(request, n_same);
     if (!writer_->enqueue(std::move(request))) {
         return behind;
     }
+    n_same = n_then;
     return status::ok();
 }
 
@@ -246,15 +256,26 @@ status sequence_store::put(llama_seq_id seq, const kvtier::loaded_state & state)
 }
 
 status sequence_store::put(llama_seq_id seq, kvtier::loading & state, size_t & n_tokens) const {
-    const auto arriving = begin_put(seq, state);
+    const auto arriving = begin_put(seq, state, {}, 0);
     (void) arriving->advance(true);
     n_tokens = arriving->n_tokens();
     return arriving->result();
 }
 
-std::unique_ptr<arriving_sequence> sequence_store::begin_put(llama_seq_id seq, kvtier::loading & state) const {
-    llama_memory_seq_rm(llama_get_memory(ctx), seq, -1, -1);
-    return std::unique_ptr<arriving_sequence>(new arriving_sequence(*this, seq, state));
+std::unique_ptr<arriving_sequence> sequence_store::begin_put(llama_seq_id seq, kvtier::loading & state, const kvtier::match & m,
+                                                             size_t n_same) const {
+    std::unique_ptr<arriving_sequence> arriving(new arriving_sequence(*this, seq, state));
+    size_t n_runs = 0;
+    while (n_runs < m.runs.size() && m.runs[n_runs].p1 <= n_same) {
+        n_runs++;
+    }
+    if (n_runs > 0 && llama_state_rows_keep(ctx, seq, static_cast<llama_pos>(m.runs[n_runs - 1].p1))) {
+        arriving->n_runs_put = n_runs;
+        arriving->n_put      = std::min<size_t>(m.runs[n_runs - 1].p1, state.n_tokens());
+    } else {
+        llama_memory_seq_rm(llama_get_memory(ctx), seq, -1, -1);
+    }
+    return arriving;
 }
 
 arriving_sequence::~arriving_sequence() {
@@ -353,6 +374,24 @@ status sequence_store::share(llama_seq_id from, llama_seq_id to, size_t n_tokens
     }
     if (!s.is_ok()) {
         llama_memory_seq_rm(memory, to, -1, -1);
+    }
+    return s;
+}
+
+status sequence_store::go_back(llama_seq_id seq, size_t n_tokens, const anchor_copy & anchor) const {
+    llama_memory_t  memory = llama_get_memory(ctx);
+    const llama_pos length = static_cast<llama_pos>(n_tokens);
+    status s = status::ok();
+    if (!anchor.data || anchor.n_tokens != n_tokens || (anchor.arriving && !anchor.arriving->wait())) {
+        s = status::miss("there is no anchor at " + std::to_string(n_tokens) + " tokens");
+    } else if ((parts & LLAMA_STATE_PART_ROWS) && llama_state_rows_count(ctx, seq) < length) {
+        s = status::miss("the sequence does not hold the rows of " + std::to_string(n_tokens) + " tokens");
+    } else {
+        s = put_anchor(seq, anchor.data, n_tokens);
+    }
+    if (!s.is_ok() || !llama_memory_seq_rm(memory, seq, length, -1)) {
+        llama_memory_seq_rm(memory, seq, -1, -1);
+        return s.is_ok() ? status::miss("the context does not give up what comes after " + std::to_string(n_tokens) + " tokens") : s;
     }
     return s;
 }

@@ -18,6 +18,7 @@
 #include "kvtier/search.h"
 #include "kvtier/store.h"
 #include "kvtier/writer.h"
+#include "llama/anchor_copy.h"
 
 #include "llama.h"
 
@@ -49,13 +50,6 @@ inline bool operator==(const sequence_scope & a, const sequence_scope & b) {
 inline bool operator!=(const sequence_scope & a, const sequence_scope & b) {
     return !(a == b);
 }
-
-// State that is valid at n_tokens and nowhere else.
-struct anchor_copy {
-    uint32_t     n_tokens = 0;
-    kvtier::blob data;
-    std::shared_ptr<const kvtier::arriving_data> arriving; // null: it is there
-};
 
 struct sequence_turn {
     sequence_scope             scope;
@@ -126,9 +120,15 @@ public:
     // no such part: rows alone do.
     kvtier::status take_anchor(llama_seq_id seq, uint32_t n_tokens, anchor_copy & out) const;
 
-    // Takes what is not stored yet and queues it for the writer. It is copied while the context goes on evaluating. Miss when the sequence does not hold these tokens,
-    // no_space when the queue is full. Serving goes on either way.
-    kvtier::status save(llama_seq_id seq, const sequence_turn & turn);
+    // Takes what is not stored yet and queues it for the writer. It is copied while the context goes on evaluating. Miss when the
+    // sequence does not hold these tokens, no_space when the queue is full. Serving goes on either way. n_same: of its tokens, as many
+    // have the very rows that are stored, and more once this is.
+    kvtier::status save(llama_seq_id seq, const sequence_turn & turn, size_t & n_same);
+
+    kvtier::status save(llama_seq_id seq, const sequence_turn & turn) {
+        size_t n_same = 0;
+        return save(seq, turn, n_same);
+    }
 
     // limit: tokens of use at most; one less than the prompt where the last token must be evaluated for its logits. conversation:
     // which one it belongs to; 0: that of its first tokens.
@@ -153,11 +153,17 @@ public:
 
     // The same, copied while the context goes on evaluating other sequences, where its devices can do that. The sequence must not be used
     // until it has arrived; what is read must outlive the result.
-    std::unique_ptr<arriving_sequence> begin_put(llama_seq_id seq, kvtier::loading & state) const;
+    // n_same: of the match's tokens, the sequence has as many already, whose rows are those that are stored: they stay.
+    std::unique_ptr<arriving_sequence> begin_put(llama_seq_id seq, kvtier::loading & state, const kvtier::match & m,
+                                                 size_t n_same) const;
 
     // Replaces what a sequence holds by the first n_tokens of another one, in the same cells: nothing is copied but folded state, which
     // the anchor has. Anything but ok: the sequence is empty. Only for contexts whose K/V is unified, where rows are part of the state.
     kvtier::status share(llama_seq_id from, llama_seq_id to, size_t n_tokens, const anchor_copy & anchor) const;
+
+    // Takes a sequence back to the length at which the anchor was taken from it: its rows so far stay. Anything but ok: the sequence is
+    // empty.
+    kvtier::status go_back(llama_seq_id seq, size_t n_tokens, const anchor_copy & anchor) const;
 
     // Counts a restore that succeeded: what it used becomes hot.
     void used(const kvtier::match & m);

@@ -279,9 +279,9 @@ bool state_cache::may_grow(const slot_view & slot) const {
            planner->may_grow(slot.id, static_cast<size_t>(slot.task->n_tokens()), static_cast<size_t>(slot.prompt.n_tokens()) + 1);
 }
 
-bool state_cache::anchor(const slot_view & slot, int64_t n_tokens) const {
+bool state_cache::takes_anchors(const slot_view & slot) const {
     const auto c = core();
-    return c && c->anchor(slot, static_cast<uint32_t>(n_tokens));
+    return c && c->takes_anchors(slot);
 }
 
 void state_cache::evaluated(const slot_view & slot) const {

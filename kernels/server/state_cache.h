@@ -6,9 +6,9 @@
 //   prepare   inference      looks again; false: files are still being read, try again when told
 //   restore   inference      puts what was read into the slot, before upstream looks at what the slot holds
 //   is_arriving inference    says whether a slot must be left out of the next batch: what was read is still being copied
-//   is_cut    inference      says where a batch ends, because others wait for it
-//   anchor    inference      copies the state that only holds at this length
-//   evaluated inference      hands the prompt's pages to the writer
+//   takes_anchors inference  says whether upstream may leave its own checkpoints
+//   is_cut    inference      says where a batch ends: state that only holds at this length is copied, or others wait for it
+//   evaluated inference      copies that state, and hands the prompt's pages to the writer
 //   ending    inference      the answer's last part is about to be sent: a flush waits for what follows
 //   released  inference      hands over the rest of the turn
 //   interrupted inference    a batch was given up because the server stops: hands over what it had before
@@ -133,11 +133,11 @@ public:
     // tell yet.
     bool is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on) const;
 
-    // Whether a batch of the slot's prompt ends at this length, because others wait for it.
-    bool is_cut(int id_slot, int64_t n_tokens) const;
+    // Whether folded state is copied on the way, in place of upstream's context checkpoints.
+    bool takes_anchors(const slot_view & slot) const;
 
-    // True: the store has the state of this length, and upstream need not copy it as well.
-    bool anchor(const slot_view & slot, int64_t n_tokens) const;
+    // Whether a batch of the slot's prompt ends at this length.
+    bool is_cut(int id_slot, int64_t n_tokens) const;
 
     // Whether there is room for the answer to go on; false where slots share their cells and none is left.
     bool may_grow(const slot_view & slot) const;

@@ -167,7 +167,7 @@ def test_a_request_that_cannot_begin_takes_no_place_and_no_cells(serve: Serve, k
 def test_who_waits_behind_one_that_leaves_goes_on(serve: Serve, kv: Path) -> None:
     server = serve(smollm2(), *SHARED, cache=kv)
     url = f"{server.url}/v1/chat/completions"
-    long = {"messages": prompt(1, 100), "max_tokens": 1000, "ignore_eos": True, "stream": True}
+    long = {"messages": prompt(1, 100), "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with requests.post(url, json=long, stream=True, timeout=60) as served:
         lines = served.iter_lines()  # without it the connection would be closed
         next(lines)

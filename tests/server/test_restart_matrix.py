@@ -34,6 +34,7 @@ SMOL = "SmolLM2"
 KINDS = [*toys.MODELS, SMOL]
 KV_TYPES = ("f16", "q8_0")
 ENDS = ("SIGTERM", "flush, kill -9", "kill -9")
+LEAST_BEFORE_LAST_MESSAGE = 256  # tokens that are worth a cut
 SEQUELS = ["exact", "grown", "same", "edited", "branch", "new"]
 
 
@@ -84,10 +85,15 @@ class Request:
         users = [n for n in range(len(tokens)) if tokens[n : n + len(start)] == start]
         return Request(messages, tokens, users[0], users[-1])
 
-    def breaks(self, cuttable: bool) -> list[int]:
-        """Where the server ends a batch: where an anchor pays, and at the end."""
+    def breaks(self, cuttable: bool, begin: int) -> list[int]:
+        """Where the server ends a batch behind what is there already: where an anchor pays, and at the end."""
         size = len(self.tokens)
-        return [size] if cuttable else sorted({self.n_static, self.last_user, size - 4, size} - {0})
+        if cuttable:
+            return [size]
+        cuts = [self.n_static] if self.n_static > begin else []
+        if self.last_user >= max([begin, *cuts]) + LEAST_BEFORE_LAST_MESSAGE:
+            cuts.append(self.last_user)
+        return [*cuts, *(cut for cut in (size - 4, size) if cut > begin)]
 
     def ask(self, server: CacheServer, slot: int) -> Answer:
         if self.messages:
@@ -115,20 +121,20 @@ class Known:
     def reusable(self, prompt: Tokens) -> int:
         limit = len(prompt) - 1  # its logits are the answer's beginning
         if self.cuttable:
-            return max(min(limit, common(prompt, known.tokens)) for known in self.sequences)
+            return max((min(limit, common(prompt, known.tokens)) for known in self.sequences), default=0)
         return max((len(a) for a in self.anchors if len(a) <= limit and prompt[: len(a)] == a), default=0)
 
     def pieces(self, request: Request, reused: int) -> list[int]:
         """Where the batches of a prompt end, those of the part that is reused included."""
         source = next((known for known in self.sequences if common(known.tokens, request.tokens) >= reused), None)
         before = [cut for cut in source.cuts if cut <= reused] if source else []
-        return before + [cut for cut in request.breaks(self.cuttable) if cut > reused]
+        return before + request.breaks(self.cuttable, reused)
 
-    def learn(self, request: Request, answer: Answer) -> None:
+    def learn(self, request: Request, answer: Answer, reused: int) -> None:
         tokens = request.tokens + list(answer.tokens[:-1])  # the last one was sampled and not evaluated
-        cuts = self.pieces(request, answer.reused) + list(range(len(request.tokens) + 1, len(tokens) + 1))
+        cuts = self.pieces(request, reused) + list(range(len(request.tokens) + 1, len(tokens) + 1))
         self.sequences.append(Sequence(tokens, cuts))
-        self.anchors += [tokens[:n] for n in (*request.breaks(self.cuttable)[:-1], len(tokens))]
+        self.anchors += [tokens[:n] for n in (*request.breaks(self.cuttable, reused)[:-1], len(tokens))]
 
 
 def common(one: Tokens, other: Tokens) -> int:
@@ -142,6 +148,7 @@ class Reference:
     case: Case
     turns: list[Request]
     turn_answers: list[Answer]
+    turn_reused: list[int]
     sequels: dict[str, Request]
     other: Request  # a conversation with another system prompt
     in_context: dict[str, Answer]  # its slot still holds the conversation
@@ -154,21 +161,32 @@ class Reference:
         request = self.sequels[name]
         key = (*request.tokens, *pieces)
         if key not in self.fed:
-            slot = list(self.sequels).index(name)
-            for end in pieces[:-1]:
-                self.plain.complete(request.tokens[:end], n_predict=0, id_slot=slot, cache_prompt=end != pieces[0])
-            self.fed[key] = request.ask(self.plain, slot)
-            assert self.fed[key].reused == pieces[-2]
+            self.fed[key] = feed(self.plain, request, pieces, list(self.sequels).index(name))
         return self.fed[key]
 
 
+def feed(server: CacheServer, request: Request, pieces: list[int], slot: int) -> Answer:
+    """Has it evaluated in these pieces, by a server that makes no cuts of its own."""
+    for end in pieces[:-1]:
+        server.complete(request.tokens[:end], n_predict=0, id_slot=slot, cache_prompt=end != pieces[0])
+    answer = request.ask(server, slot)
+    assert answer.reused == pieces[-2]
+    return answer
+
+
 def hold(case: Case, serve: Serve) -> Reference:
-    server = serve(case.model, *case.flags)
+    server = serve(case.model, *case.flags, *([] if case.cuttable else ["--ctx-checkpoints", "0"]))
     messages = [say("system", case.text(0, 7)), say("user", case.text(7, 2))]
-    turns, answers = [], []
+    turns, answers, reused = [], [], []
+    known = Known(case.cuttable)
     for n in range(3):
         turns.append(Request.of(server, list(messages)))
-        answers.append(turns[-1].ask(server, 0))
+        reused.append(known.reusable(turns[-1].tokens))
+        if case.cuttable:
+            answers.append(turns[-1].ask(server, 0))
+        else:
+            answers.append(feed(server, turns[-1], known.pieces(turns[-1], reused[-1]), 0))
+        known.learn(turns[-1], answers[-1], reused[-1])
         messages += [say("assistant", answers[-1].text), say("user", case.text(9 + 2 * n, 2))]
 
     *history, last = turns[-1].messages
@@ -185,9 +203,7 @@ def hold(case: Case, serve: Serve) -> Reference:
     assert list(sequels) == SEQUELS
     other = Request.of(server, [say("system", case.text(10, 7)), say("user", case.text(1, 2))])
     in_context = {name: request.ask(server, 0) for name, request in sequels.items()} if case.cuttable else {}
-    server.stop()
-    plain = serve(case.model, *case.flags, "--ctx-checkpoints", "0")
-    return Reference(case, turns, answers, sequels, other, in_context, plain)
+    return Reference(case, turns, answers, reused, sequels, other, in_context, server)
 
 
 @pytest.fixture(scope="module", params=[Case(kind, kv_type) for kind in KINDS for kv_type in KV_TYPES], ids=str)
@@ -215,10 +231,10 @@ def test_restart_keeps_state(
     known = Known(case.cuttable)
 
     before = serve(case.model, *flags, cache=tmp_path / "kv")
-    for turn, expected in zip(reference.turns, reference.turn_answers, strict=True):
+    for turn, expected, reused in zip(reference.turns, reference.turn_answers, reference.turn_reused, strict=True):
         answer = turn.ask(before, 0)
-        assert answer.reused == expected.reused and answer.said == expected.said
-        known.learn(turn, answer)
+        assert answer.reused == reused and answer.said == expected.said
+        known.learn(turn, answer, reused)
 
     unreported: Request | None = None
     if end == "SIGTERM":
@@ -241,7 +257,7 @@ def test_restart_keeps_state(
         assert answer.reused == known.reusable(request.tokens), f"{name}: {answer.timings}"
         assert answer.source == ("cold" if name == "exact" else answer.source) != "slot"
         assert answer.said == reference.answer(name, known.pieces(request, answer.reused)).said, name
-        known.learn(request, answer)
+        known.learn(request, answer, answer.reused)
         after.flush()  # what waits for the writer is not found yet
     if unreported:  # it may be lost, nothing else may
         row.append(f"{unreported.ask(after, 7).reused}/{len(unreported.tokens)}")

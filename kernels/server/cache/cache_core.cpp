@@ -1,6 +1,7 @@
 #include "server/cache/cache_core.h"
 
 #include "server/cache/explain.h"
+#include "server/cache/prompt_cuts.h"
 #include "server/cache/prompt_tokens.h"
 #include "server/cache/stopwatch.h"
 
@@ -15,6 +16,9 @@ namespace llama_run {
 
 using kvtier::status;
 
+// Of a slot, in RAM, where --ctx-checkpoints allows as many.
+static constexpr int most_anchors = 8;
+
 //
 // opening and closing
 //
@@ -25,7 +29,9 @@ cache_core::cache_core(const common_params & params, llama_context * target, lla
     n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
     checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)),
     min_similarity(params.slot_prompt_similarity),
-    cells_shareable(params.kv_unified && !params.ctx_shift && draft == nullptr), queue(queue), board(static_cast<size_t>(params.n_parallel)), turns(static_cast<size_t>(params.n_parallel)) {}
+    cells_shareable(params.kv_unified && !params.ctx_shift && draft == nullptr), queue(queue),
+    board(static_cast<size_t>(params.n_parallel), static_cast<size_t>(std::clamp(params.n_ctx_checkpoints, 0, most_anchors))),
+    turns(static_cast<size_t>(params.n_parallel)) {}
 
 status cache_core::open(const common_params & params, llama_context * target, llama_context * draft,
                         server_queue & queue, std::atomic<bool> & stopping, std::shared_ptr<cache_core> & out) {
@@ -231,6 +237,9 @@ slot_offer cache_core::offer_of(const slot_view & slot) const {
             offer.checkpoints.push_back({ c.n_tokens, c.pos_min, c.pos_max });
         }
     }
+    if (draft_ctx == nullptr) { // Both contexts of a pair go back together, which upstream's checkpoints do.
+        offer.anchors = board.anchors.lengths(slot.id);
+    }
     return offer;
 }
 
@@ -288,6 +297,10 @@ bool cache_core::is_arriving(const slot_view & slot, server_prompt & prompt, cac
     if (!t.arriving->state->advance(!others_go_on)) {
         return true;
     }
+    if (others_go_on && !t.arriving->whole) {
+        t.arriving->whole = true;
+        return true; // They have waited for the last step, and should not wait for the first tokens at once.
+    }
     const std::unique_ptr<arrival> arrived = std::move(t.arriving);
     cache_ticket &                 ticket  = *arrived->ticket;
     const status                   s       = arrived->state->result();
@@ -316,6 +329,19 @@ void cache_core::put_draft(const slot_view & slot, cache_ticket & ticket, size_t
     }
 }
 
+// Gives how many tokens the slot holds now: it keeps its rows so far, and its folded state is put back.
+size_t cache_core::go_back(const slot_view & slot, server_prompt & prompt, size_t n_tokens) {
+    const anchor_copy anchor = board.anchors.at(slot.id, static_cast<uint32_t>(n_tokens));
+    if (const status s = stores.target->go_back(slot.id, n_tokens, anchor); !s.is_ok()) {
+        LOG_WRN("cache: slot %d: %s\n", slot.id, s.message().c_str());
+        prompt.clear();
+        board.anchors.clear(slot.id);
+        return 0;
+    }
+    prompt.tokens.keep_first(n_tokens);
+    return n_tokens;
+}
+
 // Gives how many tokens the slot holds now.
 size_t cache_core::share(const slot_view & slot, const cache_ticket & ticket) {
     const shared_prefix & from = ticket.shared;
@@ -323,13 +349,16 @@ size_t cache_core::share(const slot_view & slot, const cache_ticket & ticket) {
         LOG_WRN("cache: slot %d: %s\n", slot.id, s.message().c_str());
         return 0;
     }
-    turns[static_cast<size_t>(from.slot)].shares_cells = true;
+    turn & other = turns[static_cast<size_t>(from.slot)];
+    other.shares_cells         = true;
     turn_of(slot).shares_cells = true;
+    turn_of(slot).n_same       = std::min(other.n_same, from.n_tokens);
     return from.n_tokens;
 }
 
 void cache_core::replaced(const slot_view & slot) {
     prefixes->forget(slot.id);
+    board.anchors.clear(slot.id);
     turn_of(slot).exact = false;
     board.offer_unnamed(slot.id, offer_of(slot));
 }
@@ -340,6 +369,7 @@ cache_report cache_core::restore_unnamed(const slot_view & slot, server_prompt &
         prompt.clear();
     }
     prompt.checkpoints.clear(); // They are of what the slot holds, which is about to change.
+    board.anchors.clear(slot.id);
     prefixes->forget(slot.id);
     turn_of(slot).exact = false;
     board.disown(slot.id);
@@ -356,6 +386,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     const bool known = t.exact && t.tokens == tokens_of(slot.prompt.tokens);
     t.arriving.reset(); // of a request that was given up before it began
     t.anchors.clear();
+    t.cuts.clear();
     t.prompt_saved = false;
     t.store        = false;
     t.report       = {};
@@ -380,13 +411,14 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     if (was_removed || before != scope || moves_cells) {
         prompt.clear(); // It was removed on request, is another user's, or was evaluated with other adapters.
     }
+    const size_t n_known = ticket.miss == cache_miss::off ? 0 : prompt.tokens.get_common_prefix(task.tokens);
+    board.anchors.keep_first(slot.id, known ? n_known : 0);
     t.shares_cells = t.shares_cells && !prompt.tokens.empty();
 
     if (!checkpoints_exact) {
         prompt.checkpoints.clear(); // Upstream's are not; anchors are.
     }
     // What upstream finds there now belongs to this prompt, or is not there.
-    const size_t n_known = ticket.miss == cache_miss::off ? 0 : prompt.tokens.get_common_prefix(task.tokens);
     prompt.checkpoints.remove_if([&](const common_prompt_checkpoint & c) { return !slot_offer::fits(c, n_known); });
 
     placing place;
@@ -394,12 +426,14 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     place.scope_known = scope_known;
     place.known       = known;
     place.offer       = offer_of(slot);
-    const size_t n_in_slot = ticket.is_looked_up() ? place.offer.reusable(ticket.tokens) : 0;
-    const size_t n_stored  = ticket.target.n_tokens();
-    const size_t n_shared  = task.params.n_cache_reuse > 0 ? 0 : ticket.shared.n_tokens;
-    const bool   wanted    = scope_known && scope == ticket.scope && std::max(n_stored, n_shared) > n_in_slot &&
-                             task.n_tokens() < slot.n_ctx;
+    const slot_reuse in_slot   = ticket.is_looked_up() ? place.offer.reuse(ticket.tokens) : slot_reuse();
+    const size_t     n_in_slot = in_slot.n_tokens;
+    const size_t     n_stored  = ticket.target.n_tokens();
+    const size_t     n_shared  = task.params.n_cache_reuse > 0 ? 0 : ticket.shared.n_tokens;
+    const bool       wanted    = scope_known && scope == ticket.scope && std::max(n_stored, n_shared) > n_in_slot &&
+                                 task.n_tokens() < slot.n_ctx;
     place.n_kept = wanted ? 0 : n_in_slot;
+    t.n_same     = known ? std::min(t.n_same, n_known) : 0;
     if (wanted) {
         const stopwatch watch;
         prompt.clear();
@@ -411,13 +445,16 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
             t.arriving->ticket    = task.cache;
             t.arriving->place     = std::move(place);
             t.arriving->make_room = make_room;
-            t.arriving->state     = stores.target->begin_put(slot.id, *ticket.target.reading);
+            t.arriving->state     = stores.target->begin_put(slot.id, *ticket.target.reading, ticket.target.match, t.n_same);
             return {};
         }
         if (!place.shared && n_stored > 0) {
             place.n_restored = put(slot, ticket, make_room);
         }
         place.put_ms = watch.ms();
+    } else if (in_slot.back_to_anchor) {
+        place.n_kept    = go_back(slot, prompt, n_in_slot);
+        place.went_back = place.n_kept > 0;
     }
     return finish_restore(slot, prompt, task, place);
 }
@@ -434,7 +471,7 @@ cache_report cache_core::finish_restore(const slot_view & slot, server_prompt & 
     t.report.restore_ms = n_restored > 0 ? static_cast<float>((place.shared ? 0 : ticket.read_ms) + place.put_ms) : 0;
     t.report.waited_ms  = ticket.waiting_for_shared ? static_cast<float>(ticket.waiting_for_shared->ms()) : 0;
     t.report.stable     = ticket.stable;
-    if (n_restored > 0) {
+    if (n_restored > 0 || place.went_back) {
         t.report.window_from = llama_memory_seq_pos_min(llama_get_memory(target_ctx), slot.id);
     }
     note_messages(task, t);
@@ -454,8 +491,14 @@ cache_report cache_core::finish_restore(const slot_view & slot, server_prompt & 
     t.n_reusable = std::max(n_restored, n_common);
     t.n_restored = n_restored;
     t.n_saved    = n_restored;
+    t.n_same     = place.shared ? t.n_same : n_restored > 0 ? n_restored : std::min(t.n_same, place.n_kept);
     t.n_refused  = 0;
     t.warms      = ticket.warms;
+    t.n_anchored = 0;
+    if (t.store && t.exact && stores.target->folded() && t.warms != warming::part) {
+        t.cuts = prompt_cuts(static_cast<uint32_t>(std::max(n_restored, place.n_kept)), static_cast<uint32_t>(task.n_tokens()),
+                             t.n_static, t.last_user);
+    }
     if (t.store && t.exact) {
         prefixes->begin(slot.id, place.scope, std::move(ticket.tokens), std::max(n_restored, place.n_kept));
     } else {

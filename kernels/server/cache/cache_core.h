@@ -45,8 +45,8 @@ public:
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room);
     bool         is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on);
-    bool         is_cut(int id_slot, size_t n_tokens) const { return prefixes->is_cut(id_slot, n_tokens); }
-    bool         anchor(const slot_view & slot, uint32_t n_tokens);
+    bool         takes_anchors(const slot_view & slot);
+    bool         is_cut(int id_slot, size_t n_tokens) const;
     void         evaluated(const slot_view & slot);
     void         ending(const slot_view & slot);
     void         released(const slot_view & slot);
@@ -75,6 +75,7 @@ private:
         size_t         n_kept      = 0;     // tokens, in the slot
         size_t         n_restored  = 0;     // tokens, from the store or another slot
         bool           shared      = false;
+        bool           went_back   = false; // to an anchor, in the slot
         double         put_ms      = 0;
     };
 
@@ -85,6 +86,7 @@ private:
         std::function<bool()>              make_room;
         stopwatch                          since;
         std::unique_ptr<arriving_sequence> state;
+        bool                               whole = false; // it is there, since the last batch
     };
 
     // What becomes of the request in a slot, and of the state that it leaves there. Inference thread only.
@@ -96,10 +98,13 @@ private:
         size_t                     n_reusable = 0; // tokens; where more are reused, they were moved, which is not exact
         size_t                     n_restored = 0; // tokens, from the store
         size_t                     n_saved    = 0; // tokens handed over
+        size_t                     n_same     = 0; // tokens whose rows are those that are stored, bit by bit
         size_t                     n_refused  = 0; // tokens that the writer had no room for, last time
         bool                       prompt_saved = false;
         bool                       shares_cells = false; // perhaps, with another slot
         std::vector<anchor_copy>   anchors;        // taken, not handed over
+        std::vector<uint32_t>      cuts;           // where they are taken: lengths of the prompt
+        uint32_t                   n_anchored = 0; // tokens; where the last one was
         uint32_t                   n_static  = 0;
         uint32_t                   last_user = 0;  // where the user's last message begins
         std::vector<kvtier::role_mark> roles;
@@ -130,9 +135,11 @@ private:
     size_t       note_put(const slot_view & slot, cache_ticket & ticket, const kvtier::status & s, size_t n_tokens, double ms);
     cache_report finish_restore(const slot_view & slot, server_prompt & prompt, const server_task & task, placing & place);
     void         put_draft(const slot_view & slot, cache_ticket & ticket, size_t n_tokens);
+    size_t       go_back(const slot_view & slot, server_prompt & prompt, size_t n_tokens);
 
     // persist
     size_t chunk_tokens(const slot_view & slot);
+    void   take_anchor(const slot_view & slot, turn & t);
     void   note_use(const slot_view & slot, turn & t);
     void   save(const slot_view & slot, turn & t, size_t n_tokens, bool complete, bool anchor_end);
     void   count(const slot_view & slot, const turn & t, bool removed);

@@ -41,7 +41,7 @@ void cache_core::save(const slot_view & slot, turn & t, size_t n_tokens, bool co
     if (slot.prompt.tokens.get_common_prefix(slot.task->tokens) < n_own) {
         return; // It was released before it began, and the slot holds what the request before it left.
     }
-    const status s = stores.target->save(slot.id, now);
+    const status s = stores.target->save(slot.id, now, t.n_same);
     if (!s.is_ok()) {
         LOG_WRN("cache: slot %d: not stored: %s\n", slot.id, s.message().c_str());
         t.anchors   = std::move(now.anchors); // The end of the turn tries again, and cannot take them anew.
@@ -55,25 +55,34 @@ void cache_core::save(const slot_view & slot, turn & t, size_t n_tokens, bool co
     }
 }
 
-bool cache_core::anchor(const slot_view & slot, uint32_t n_tokens) {
-    const waited::timer timed(times, wait_cause::anchor);
+bool cache_core::takes_anchors(const slot_view & slot) {
     turn & t = turn_of(slot);
     note_use(slot, t);
-    if (!t.store || !t.exact || !stores.target->folded() || slot.task == nullptr) {
-        return false;
+    return t.store && t.exact && stores.target->folded() && draft_ctx == nullptr;
+}
+
+bool cache_core::is_cut(int id_slot, size_t n_tokens) const {
+    const std::vector<uint32_t> & cuts = turns[static_cast<size_t>(id_slot)].cuts;
+    return std::find(cuts.begin(), cuts.end(), n_tokens) != cuts.end() || prefixes->is_cut(id_slot, n_tokens);
+}
+
+// Where a batch ended for it: it is asked after every batch, also those of others.
+void cache_core::take_anchor(const slot_view & slot, turn & t) {
+    const uint32_t n_tokens = static_cast<uint32_t>(slot.prompt.tokens.size());
+    if (n_tokens == t.n_anchored || !is_cut(slot.id, n_tokens)) {
+        return;
     }
-    if (n_tokens == t.n_restored) {
-        return true; // It has just come from there.
+    const waited::timer timed(times, wait_cause::anchor);
+    note_use(slot, t);
+    if (!t.exact || board.is_removed(slot.id)) {
+        return;
     }
-    // Other prompts will want to go on after the static prefix, before the last message, or before the answer.
-    static constexpr uint32_t near_end = 4;
-    const bool pays = t.warms != warming::part && (n_tokens == t.n_static || n_tokens == t.last_user ||
-                      n_tokens + near_end >= static_cast<uint32_t>(slot.task->n_tokens()));
     anchor_copy copy;
-    if (pays && stores.target->take_anchor(slot.id, n_tokens, copy).is_ok()) {
+    if (stores.target->take_anchor(slot.id, n_tokens, copy).is_ok()) {
+        t.n_anchored = n_tokens;
+        board.anchors.put(slot.id, copy);
         t.anchors.push_back(std::move(copy));
     }
-    return false;
 }
 
 // The rows of so many tokens fill a segment. It is found out once.
@@ -92,6 +101,7 @@ void cache_core::evaluated(const slot_view & slot) {
     if (t.prompt_saved || !t.store || slot.task == nullptr) {
         return; // This is asked after every batch.
     }
+    take_anchor(slot, t);
     serve_waiting(slot, t);
     const waited::timer timed(times, wait_cause::persist);
     // A long prompt is handed over in parts, so that it never overfills the queue and a crash costs little of it.
@@ -122,10 +132,8 @@ void cache_core::serve_waiting(const slot_view & slot, turn & t) {
     note_use(slot, t);
     board.begin_hand_over(slot.id);
     if (t.exact && !board.is_removed(slot.id)) {
-        anchor_copy copy;
-        if (stores.target->take_anchor(slot.id, static_cast<uint32_t>(slot.prompt.tokens.size()), copy).is_ok()) {
-            t.anchors.push_back(copy);
-            prefixes->add_anchor(slot.id, std::move(copy));
+        if (t.n_anchored == slot.prompt.tokens.size() && !t.anchors.empty()) {
+            prefixes->add_anchor(slot.id, t.anchors.back());
         }
         save(slot, t, slot.prompt.tokens.size(), false, false);
     }
@@ -173,6 +181,9 @@ void cache_core::released(const slot_view & slot) {
     }
     count(slot, t, removed);
     t.anchors.clear();
+    if (removed) {
+        board.anchors.clear(slot.id);
+    }
     t.tokens = tokens_of(slot.prompt.tokens);
     board.offer(slot.id, offer_of(slot)); // It ends the handing over.
     if (t.exact && !removed ? prefixes->rest(slot.id, t.tokens) : prefixes->forget(slot.id)) {

@@ -1,12 +1,11 @@
 #include "server/cache/shared_prefixes.h"
 
+#include "server/cache/prompt_cuts.h"
+
 #include <algorithm>
 #include <utility>
 
 namespace llama_run {
-
-// Upstream ends a batch so many tokens before a prompt's end: a cut there costs nothing.
-static constexpr size_t near_end = 4;
 
 // Each cut costs a batch of its own, so one serves all who part so soon behind it.
 static constexpr size_t cut_distance = 64;
@@ -67,7 +66,7 @@ shared_prefix shared_prefixes::awaited(int slot, const std::vector<kvtier::token
         return {};
     }
     if (folded) {
-        n = std::min(n, e.tokens.size() - std::min(near_end, e.tokens.size()));
+        n = std::min(n, e.tokens.size() - std::min<size_t>(tokens_after_last_cut, e.tokens.size())); // There is a cut anyway.
         size_t before = 0;
         for (const waiting & w : e.line) {
             before = w.n_tokens <= n ? std::max(before, w.n_tokens) : before;

@@ -113,6 +113,7 @@ std::vector<int> slot_board::remove(const removal & what) {
         entry & slot = slots[i];
         if (concerns(what, slot)) {
             slot.removed = true;
+            anchors.clear(static_cast<int>(i)); // A busy slot's are cleared once more when it is released.
             concerned.push_back(static_cast<int>(i));
         }
     }

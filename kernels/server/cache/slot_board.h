@@ -10,6 +10,7 @@
 // belongs to the inference thread.
 #pragma once
 
+#include "server/cache/anchor_shelf.h"
 #include "server/cache/removal.h"
 #include "server/cache/slot_offer.h"
 
@@ -24,7 +25,10 @@ namespace llama_run {
 
 class slot_board {
 public:
-    explicit slot_board(size_t n_slots) : slots(n_slots) {}
+    // most_anchors: of each slot.
+    slot_board(size_t n_slots, size_t most_anchors) : anchors(n_slots, most_anchors), slots(n_slots) {}
+
+    anchor_shelf anchors; // of what the slots hold
 
     // Whose state it is, or whose request is in it.
     sequence_scope scope(int id) const;

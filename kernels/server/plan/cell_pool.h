@@ -56,8 +56,8 @@ public:
         out.n_answers = n_answers;
         const size_t share = std::min(left, cells / slots / 2);
         const size_t limit = n_predict < 0 ? share : std::min(left, static_cast<size_t>(n_predict));
-        out.open_end  = n_predict < 0 || limit > share;
-        out.n_answer  = std::min(limit, share);
+        out.open_end  = n_predict < 0 || (limit > share && n_predict > meant);
+        out.n_answer  = out.open_end ? share : limit;
         out.n_most    = limit;
         return out;
     }
@@ -166,6 +166,9 @@ public:
     }
 
 private:
+    // Who asks for no more than so many tokens means it, and would rather wait than get less.
+    static constexpr int32_t meant = 2048;
+
     struct promise {
         size_t              n_cells  = 0;
         size_t              n_prompt = 0; // of them

@@ -35,6 +35,8 @@ TEST(a_limit_that_only_says_that_an_answer_may_be_long_takes_no_cells_from_other
     const cell_need agent = shared_by_four(pool).need(100, 32000, 1);
     CHECK(agent.open_end);
     CHECK(agent.cells() == 100 + 1000 / 4 / 2);
+    const cell_need told = pool.need(100, 300, 1); // who asks for less than that means it
+    CHECK(!told.open_end && told.cells() == 400);
     const cell_need limited = pool.need(100, 100, 1);
     CHECK(!limited.open_end);
     CHECK(limited.cells() == 200);

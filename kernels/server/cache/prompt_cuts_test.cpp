@@ -1,0 +1,30 @@
+// Prompts are cut where others will want to go on, and nowhere else.
+#include "kvtier/testing.h"
+#include "server/cache/prompt_cuts.h"
+
+#include <vector>
+
+using llama_run::prompt_cuts;
+using cuts = std::vector<uint32_t>;
+
+TEST(a_new_conversation_is_cut_behind_what_it_shares_and_before_its_answer) {
+    CHECK((prompt_cuts(0, 6300, 6000, 6000) == cuts { 6000, 6296 }));
+    CHECK((prompt_cuts(0, 1000, 0, 0) == cuts { 996 })); // no messages
+}
+
+TEST(a_turn_is_cut_before_its_last_message_only_where_that_saves_enough) {
+    CHECK((prompt_cuts(6296, 6800, 6000, 6500) == cuts { 6796 }));
+    CHECK((prompt_cuts(6296, 9000, 6000, 8500) == cuts { 8500, 8996 }));
+    CHECK((prompt_cuts(0, 9000, 6000, 8500) == cuts { 6000, 8500, 8996 }));
+    CHECK((prompt_cuts(0, 9000, 6000, 6100) == cuts { 6000, 8996 })); // so soon behind the one before
+}
+
+TEST(nothing_is_cut_where_everything_is_there) {
+    CHECK(prompt_cuts(997, 1000, 500, 900).empty());
+    CHECK(prompt_cuts(0, 3, 0, 0).empty());
+    CHECK((prompt_cuts(0, 10, 10, 10) == cuts { 6 }));
+}
+
+int main() {
+    return kvtier::run_tests();
+}
