@@ -28,8 +28,8 @@ public:
     size_t n_tokens() const;
     size_t n_runs() const;
 
-    // Waits for `bytes` of the runs from `first` on, or for all of them. It gives the end of those that are there, which is
-    // `first` itself only when reading failed.
+    // Waits for `bytes` of the runs from `first` on, or for all of them. It gives the end of those that are there, which, unless no
+    // bytes were asked for, is `first` itself only when reading failed.
     size_t wait_for_runs(size_t first, uint64_t bytes);
 
     // It must have been waited for.

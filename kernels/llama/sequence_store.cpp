@@ -299,22 +299,27 @@ bool arriving_sequence::advance(bool wait) {
         if (copies != nullptr && !wait && !llama_state_taking_ready(copies)) {
             return false;
         }
-        size_t end = n_runs_put;
+        const bool all_read = wait || state.wait_at_most(std::chrono::milliseconds(0));
+        size_t     end      = n_runs_put;
         if (!finish_copies()) {
             outcome = status::miss("rows could not be copied into the context");
         } else if (has_rows && n_runs_put < state.n_runs()) {
-            end = state.wait_for_runs(n_runs_put, put_bytes);
+            end = state.wait_for_runs(n_runs_put, wait ? put_bytes : 0);
+        }
+        std::vector<llama_state_rows_block> rows;
+        uint64_t                            n_bytes = 0;
+        for (size_t i = n_runs_put; i < end; i++) {
+            rows.push_back({ state.run(i).data->data(), state.run(i).data->size() });
+            n_bytes += rows.back().size;
+            if (!wait && n_bytes >= put_bytes) {
+                end = i + 1; // Others wait for each step.
+            }
+        }
+        const bool worth_a_step = n_bytes >= put_bytes || (end > n_runs_put && end == state.n_runs());
+        if (!all_read && !worth_a_step && outcome.is_ok()) {
+            return false; // Nor do others wait for files.
         }
         if (end > n_runs_put) {
-            std::vector<llama_state_rows_block> rows;
-            uint64_t                            n_bytes = 0;
-            for (size_t i = n_runs_put; i < end; i++) {
-                rows.push_back({ state.run(i).data->data(), state.run(i).data->size() });
-                n_bytes += rows.back().size;
-                if (!wait && n_bytes >= put_bytes) {
-                    end = i + 1; // Others wait for each step.
-                }
-            }
             copies = llama_state_rows_append_begin(store.ctx, rows.data(), rows.size(), seq);
             if (copies != nullptr) {
                 n_runs_put = end;

@@ -328,6 +328,12 @@ void state_cache::interrupted(const slot_view & slot) const {
     }
 }
 
+void state_cache::distrust(const slot_view & slot) const {
+    if (const auto c = core()) {
+        c->distrust(slot);
+    }
+}
+
 void state_cache::replaced(const slot_view & slot) const {
     if (const auto c = core()) {
         c->replaced(slot);

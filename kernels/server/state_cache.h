@@ -11,7 +11,7 @@
 //   evaluated inference      copies that state, and hands the prompt's pages to the writer
 //   ending    inference      the answer's last part is about to be sent: a flush waits for what follows
 //   released  inference      hands over the rest of the turn
-//   interrupted inference    a batch was given up because the server stops: hands over what it had before
+//   failed    inference      a batch failed, or was given up because the server stops: hands over what it had before
 //
 // Without --cache-ssd, or when the folder cannot be opened, every function returns at once and the server is upstream's.
 //
@@ -148,13 +148,17 @@ public:
     // From now on batches are given up half-way, where that costs nothing but the batch.
     void stop() { stopping = true; }
 
-    // After such a batch. Gives the error for those who wait.
+    // After a batch that failed (below 0), found no room (1), or was given up (2). error: for those who wait.
     template <typename Slots>
-    std::string interrupted(const Slots & slots) const {
+    void failed(const Slots & slots, int how, std::string & error) const {
+        error = how == 2 ? stopping_message : error;
         for (const auto & slot : slots) {
-            interrupted(slot.view());
+            if (how == 2) {
+                interrupted(slot.view());
+            } else if (how < 0) {
+                distrust(slot.view());
+            }
         }
-        return stopping_message;
     }
 
     // Somebody put other state into a slot: it is reused as upstream would, by those who name no user, and never stored.
@@ -206,6 +210,7 @@ public:
 private:
     void                        close();
     void                        interrupted(const slot_view & slot) const;
+    void                        distrust(const slot_view & slot) const;
     int                         choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const;
     std::shared_ptr<cache_core> core() const;
     void                        say_model(const common_json & body);

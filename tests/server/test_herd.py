@@ -129,3 +129,23 @@ def test_cells_that_are_shared_are_not_moved(serve: Serve, kv: Path) -> None:
     for prompt in asked:
         assert server.complete(prompt).apart(lone.complete(prompt, cache_prompt=False)) < 0.01
     assert first.text
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid-moe"])
+def test_what_a_slot_still_holds_of_another_prompt_is_not_shared(serve: Serve, kv: Path, kind: str) -> None:
+    """A request has its slot and waits for room in a batch: the slot holds what the one before left there."""
+    server = serve(toy(kind), *FLAGS, *PAGES, "--kv-unified", cache=kv)
+    words = server.tokens(TEXT)
+    shared, left, asked = (words * 2)[:400], (words[5:] * 5)[:2500], (words[90:] * 4)[:1200]
+    fills_every_batch = (words[33:] * 20)[:6000]
+    server.complete([*shared, *left], id_slot=1)
+    with ThreadPoolExecutor(3) as clients:
+        first = clients.submit(server.complete, fills_every_batch, id_slot=0)
+        wait_until(lambda: is_evaluating(server), 20 * PATIENCE, "every batch is filled")
+        prompts = [[*shared, *asked, *words[7 * i : 7 * i + 20]] for i in range(2)]
+        answers = [clients.submit(server.complete, prompt, id_slot=1 + i) for i, prompt in enumerate(prompts)]
+        first.result()
+        told = [answer.result() for answer in answers]
+    lone = serve(toy(kind), *FLAGS, "--kv-unified")
+    for prompt, answer in zip(prompts, told, strict=True):
+        assert answer.apart(lone.complete(prompt, cache_prompt=False)) < 0.01

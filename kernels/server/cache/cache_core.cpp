@@ -28,6 +28,7 @@ cache_core::cache_core(const common_params & params, llama_context * target, lla
     target_ctx(target), draft_ctx(draft), server_stops(stopping),
     n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
     checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)),
+    anchors_shelved(draft == nullptr && ((llama_state_parts(target) & LLAMA_STATE_PART_ROWS) || checkpoints_exact)),
     min_similarity(params.slot_prompt_similarity),
     cells_shareable(params.kv_unified && !params.ctx_shift && draft == nullptr), queue(queue),
     board(static_cast<size_t>(params.n_parallel), static_cast<size_t>(std::clamp(params.n_ctx_checkpoints, 0, most_anchors))),
@@ -237,9 +238,7 @@ slot_offer cache_core::offer_of(const slot_view & slot) const {
             offer.checkpoints.push_back({ c.n_tokens, c.pos_min, c.pos_max });
         }
     }
-    if (draft_ctx == nullptr) { // Both contexts of a pair go back together, which upstream's checkpoints do.
-        offer.anchors = board.anchors.lengths(slot.id);
-    }
+    offer.anchors = board.anchors.lengths(slot.id);
     return offer;
 }
 
@@ -315,6 +314,15 @@ bool cache_core::is_arriving(const slot_view & slot, server_prompt & prompt, cac
     return false;
 }
 
+// Of a request that left before it began. What had come by then goes: nobody else knows of it.
+void cache_core::give_up_arrival(const slot_view & slot) {
+    turn & t = turn_of(slot);
+    if (t.arriving) {
+        t.arriving.reset();
+        llama_memory_seq_rm(llama_get_memory(target_ctx), slot.id, -1, -1);
+    }
+}
+
 // Both contexts go on at one position, or the draft's starts empty.
 void cache_core::put_draft(const slot_view & slot, cache_ticket & ticket, size_t n_tokens) {
     if (ticket.draft.n_tokens() != n_tokens) {
@@ -384,7 +392,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     const waited::timer timed(times, wait_cause::restore);
     turn & t = turn_of(slot);
     const bool known = t.exact && t.tokens == tokens_of(slot.prompt.tokens);
-    t.arriving.reset(); // of a request that was given up before it began
+    give_up_arrival(slot);
     t.anchors.clear();
     t.cuts.clear();
     t.prompt_saved = false;
@@ -452,7 +460,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
             place.n_restored = put(slot, ticket, make_room);
         }
         place.put_ms = watch.ms();
-    } else if (in_slot.back_to_anchor) {
+    } else if (in_slot.back_to_anchor && scope_known) {
         place.n_kept    = go_back(slot, prompt, n_in_slot);
         place.went_back = place.n_kept > 0;
     }

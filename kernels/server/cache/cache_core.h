@@ -51,6 +51,7 @@ public:
     void         ending(const slot_view & slot);
     void         released(const slot_view & slot);
     void         interrupted(const slot_view & slot);
+    void         distrust(const slot_view & slot);
     void         replaced(const slot_view & slot);
 
     // What would become of a request: of one that has arrived, or of one that only might (plan/look_ahead.cpp).
@@ -129,6 +130,7 @@ private:
     // restore
     slot_offer   offer_of(const slot_view & slot) const;
     size_t       share(const slot_view & slot, const cache_ticket & ticket);
+    void         give_up_arrival(const slot_view & slot);
     static void  note_messages(const server_task & task, turn & t);
     cache_report restore_unnamed(const slot_view & slot, server_prompt & prompt, const server_task & task);
     size_t       put(const slot_view & slot, cache_ticket & ticket, const std::function<bool()> & make_room);
@@ -149,6 +151,7 @@ private:
     std::atomic<bool> &   server_stops;
     const int32_t         n_swa;
     const bool            checkpoints_exact;  // upstream's; see llama_state_has_window
+    const bool            anchors_shelved;    // of each slot: they are far smaller than its whole state, and upstream keeps none
     const float           min_similarity;     // of a slot's tokens to a prompt, for it to be worth choosing
     const bool            cells_shareable;    // between slots: they lie in one cache, and nobody moves them
     server_queue &        queue;

@@ -74,13 +74,16 @@ void cache_core::take_anchor(const slot_view & slot, turn & t) {
     }
     const waited::timer timed(times, wait_cause::anchor);
     note_use(slot, t);
-    if (!t.exact || board.is_removed(slot.id)) {
+    const bool is_own = slot.prompt.tokens.get_common_prefix(slot.task->tokens) == n_tokens;
+    if (!t.exact || !is_own || board.is_removed(slot.id)) {
         return;
     }
     anchor_copy copy;
     if (stores.target->take_anchor(slot.id, n_tokens, copy).is_ok()) {
         t.n_anchored = n_tokens;
-        board.anchors.put(slot.id, copy);
+        if (anchors_shelved) {
+            board.anchors.put(slot.id, copy);
+        }
         t.anchors.push_back(std::move(copy));
     }
 }
@@ -98,8 +101,8 @@ size_t cache_core::chunk_tokens(const slot_view & slot) {
 
 void cache_core::evaluated(const slot_view & slot) {
     turn & t = turn_of(slot);
-    if (t.prompt_saved || !t.store || slot.task == nullptr) {
-        return; // This is asked after every batch.
+    if (t.prompt_saved || !t.store || slot.task == nullptr || slot.stats.n_prompt_processed == 0) {
+        return; // This is asked after every batch, also where the slot still holds what the request before left in it.
     }
     take_anchor(slot, t);
     serve_waiting(slot, t);
@@ -141,6 +144,14 @@ void cache_core::serve_waiting(const slot_view & slot, turn & t) {
     queue.offer_deferred();
 }
 
+// Folded state may have been written in part, and its lengths say nothing of that.
+void cache_core::distrust(const slot_view & slot) {
+    if (slot.task != nullptr) {
+        turn_of(slot).store = false;
+        turn_of(slot).exact = false;
+    }
+}
+
 void cache_core::ending(const slot_view & slot) {
     if (slot.task != nullptr && is_cached_kind(slot.task->type)) {
         board.begin_hand_over(slot.id);
@@ -167,7 +178,7 @@ void cache_core::interrupted(const slot_view & slot) {
 void cache_core::released(const slot_view & slot) {
     const waited::timer timed(times, wait_cause::persist);
     turn & t = turn_of(slot);
-    t.arriving.reset(); // What had come of it goes.
+    give_up_arrival(slot);
     if (slot.task == nullptr || !is_cached_kind(slot.task->type)) {
         return;
     }
@@ -181,7 +192,7 @@ void cache_core::released(const slot_view & slot) {
     }
     count(slot, t, removed);
     t.anchors.clear();
-    if (removed) {
+    if (removed || !t.exact) {
         board.anchors.clear(slot.id);
     }
     t.tokens = tokens_of(slot.prompt.tokens);

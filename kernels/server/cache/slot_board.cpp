@@ -107,15 +107,18 @@ bool slot_board::is_served(const removal & what) const {
 }
 
 std::vector<int> slot_board::remove(const removal & what) {
+    std::vector<int>   concerned;
     kvtier::mutex_lock guard(mu);
-    std::vector<int> concerned;
     for (size_t i = 0; i < slots.size(); i++) {
         entry & slot = slots[i];
         if (concerns(what, slot)) {
             slot.removed = true;
-            anchors.clear(static_cast<int>(i)); // A busy slot's are cleared once more when it is released.
             concerned.push_back(static_cast<int>(i));
         }
+    }
+    guard.unlock(); // Freeing them takes a while.
+    for (const int id : concerned) {
+        anchors.clear(id); // A busy slot's are cleared once more when it is released.
     }
     return concerned;
 }
