@@ -154,6 +154,28 @@ static void a_prefix_goes_on_with_the_rest_evaluated(const fixture & f, report &
     r("prefix", ok && whole(b.get(), 0) == f.s.state && same(go_on(b.get(), f.toks, 0), f.s.logits));
 }
 
+// The rows so far stay where they are; what came after them, and the folded part, go.
+static void rows_that_are_kept_go_on_with_those_that_follow(const fixture & f, report & r) {
+    auto b = make_ctx(f.o);
+    const int mid = 2*page_size;
+    bool ok = put(b.get(), f.s, 0, f.s.fold) && go_on(b.get(), f.toks, 0).size() > 0;
+    ok = ok && !llama_state_rows_keep(b.get(), 0, n_prompt + n_next + 1) && !llama_state_rows_keep(b.get(), 1, mid);
+    ok = ok && llama_state_rows_keep(b.get(), 0, mid) && llama_state_rows_count(b.get(), 0) == mid;
+    ok = ok && append(b.get(), std::vector<bytes>(f.s.pages.begin() + 2, f.s.pages.end()), 0);
+    ok = ok && (!f.has_fold() || set_folded(b.get(), f.s.fold, 0, n_prompt));
+    r("kept", ok && whole(b.get(), 0) == f.s.state && same(go_on(b.get(), f.toks, 0), f.s.logits));
+}
+
+// The folded part of an earlier length, put back under rows that reach further, which go afterwards.
+static void a_sequence_goes_back_in_place(const fixture & f, report & r) {
+    auto b = make_ctx(f.o);
+    const int mid = 2*page_size;
+    bool ok = put(b.get(), f.s, 0, f.s.fold) && go_on(b.get(), f.toks, 0).size() > 0;
+    ok = ok && set_folded(b.get(), f.s.fold_mid, 0, mid) && llama_memory_seq_rm(llama_get_memory(b.get()), 0, mid, -1);
+    ok = ok && eval(b.get(), f.toks, mid, n_prompt, 0);
+    r("back", ok && whole(b.get(), 0) == f.s.state && same(go_on(b.get(), f.toks, 0), f.s.logits));
+}
+
 // It is put into another sequence, beside others, also in a context of another shape.
 static void company_and_another_shape_of_context_change_nothing(const fixture & f, report & r) {
     for (const bool reshaped : { false, true }) {
@@ -321,12 +343,14 @@ static void test(const options & o) {
     a_prefix_goes_on_with_the_rest_evaluated(f, r);
     company_and_another_shape_of_context_change_nothing(f, r);
     if (f.has_fold()) {
+        a_sequence_goes_back_in_place(f, r);
         a_folded_part_without_its_layout_gives_the_same_state(f, r);
         note_upstreams_partial_state(f, r);
         a_folded_part_is_refused_at_any_other_length(f, r);
         a_malformed_folded_part_leaves_the_state_as_it_is(f, r);
     }
     if (f.has_rows()) {
+        rows_that_are_kept_go_on_with_those_that_follow(f, r);
         cells_in_pieces_and_out_of_order_are_cut_and_filled(f, r);
         what_is_not_the_next_page_is_refused(f, r);
         several_pages_are_taken_together_or_not_at_all(f, r);
