@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterable
@@ -20,9 +21,16 @@ from pyrun.errors import UserError
 from pyrun.memory.recall import UserMemory
 from pyrun.providers.known import LOCAL, find_provider
 
+COMMAND = re.compile(r"/([A-Za-z]+|[\w.-]+:\S+)")
+
 
 class LeaveError(Exception):
     """The person wants to go."""
+
+
+def is_command(line: str) -> bool:
+    """A path or a comment begins with a slash as well, and is something to talk about."""
+    return bool(COMMAND.fullmatch(line.partition(" ")[0]))
 
 
 def run(chat: Chat, line: str) -> bool:

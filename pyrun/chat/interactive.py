@@ -65,7 +65,7 @@ def _without_echo() -> Iterator[None]:
 def _handle(chat: Chat, line: str, screen: Screen) -> None:
     if not line:
         return
-    if line.startswith("/"):
+    if commands.is_command(line):
         if commands.run(chat, line):
             chat.turn(screen)
         return

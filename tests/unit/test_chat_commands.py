@@ -125,6 +125,22 @@ def test_tools_rules_models_and_providers_are_changed(talk: Talk) -> None:
         talk.run("/provider nobody")
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("/help", True),
+        ("/Help", True),
+        ("/things:greet name=Ann", True),
+        ("/etc/hosts is empty", False),
+        ("/* a comment */", False),
+        ("// another one", False),
+        ("/", False),
+    ],
+)
+def test_what_merely_begins_with_a_slash_is_no_command(line: str, expected: bool) -> None:
+    assert commands.is_command(line) == expected
+
+
 TEXT = "# A\n\nwords\nmore\n\n```py\nx = 1\n\ny = 2\n```\nend\n"
 BLOCKS = [Block("# A"), Block("words\nmore"), Block("x = 1\n\ny = 2", "py"), Block("end")]
 
