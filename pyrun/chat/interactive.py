@@ -66,8 +66,9 @@ def _handle(chat: Chat, line: str, screen: Screen) -> None:
     if not line:
         return
     if commands.is_command(line):
-        if commands.run(chat, line):
-            chat.turn(screen)
-        return
-    chat.agent.say(chat.with_attachments(line))
+        if not commands.run(chat, line):
+            return
+    else:
+        chat.agent.say(chat.with_attachments(line))
     chat.turn(screen)
+    chat.console.print()
