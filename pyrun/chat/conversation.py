@@ -114,7 +114,7 @@ class Chat:
             else:
                 for block in draw(content):
                     self.console.print(block)
-            self.console.print()
+                self.console.print()
         if rows[-1].role in ("user", "tool"):
             self.say("the last message has no answer; /retry asks for it", "yellow")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
+from markdown_it import MarkdownIt
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markdown import Heading, Markdown
 from rich.segment import Segment
@@ -14,6 +15,8 @@ from rich.text import Text
 from pyrun.chat.blocks import Block, Blocks
 
 THEME = "ansi_dark"  # the terminal's own colours
+# Tags are shown as they stand: a terminal has no other use for them, and who asks about HTML wants to see them.
+PARSER = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table")
 
 
 def drawn(block: Block, first: bool) -> RenderableType:
@@ -31,7 +34,7 @@ def draw(text: str) -> Iterator[RenderableType]:
 
 def _content(block: Block) -> RenderableType:
     if block.language is None:
-        return _Markdown(block.text, code_theme=THEME, hyperlinks=False)
+        return _Markdown(block.text)
     return Syntax(block.text, block.language or "text", theme=THEME, word_wrap=True, background_color="default")
 
 
@@ -42,6 +45,10 @@ class _Heading(Heading):
 
 class _Markdown(Markdown):
     elements: ClassVar = {**Markdown.elements, "heading_open": _Heading}
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, code_theme=THEME, hyperlinks=False)
+        self.parsed = PARSER.parse(text)
 
 
 class _Trimmed:
