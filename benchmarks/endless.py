@@ -128,6 +128,7 @@ def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Name
         if fresh and args.check and turn % args.check == 0:
             outcome.n_compared += 1
             gap = compare(server, fresh, talk.messages, said.choices[0].to_dict()["logprobs"])
+            console.say(f"{peer}: turn {turn} {'is as' if gap is None else 'differs from'} that of a fresh server")
             if gap is not None:
                 outcome.gaps.append(gap)
         talk.answer(text)
