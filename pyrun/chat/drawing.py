@@ -21,7 +21,7 @@ PARSER = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enabl
 
 def drawn(block: Block, first: bool) -> RenderableType:
     """`first`: nothing of the answer stands above it."""
-    content = _Trimmed(_content(block))
+    content = _content(block)
     return content if first or block.goes_on else Group("", content)
 
 
@@ -34,7 +34,7 @@ def draw(text: str) -> Iterator[RenderableType]:
 
 def _content(block: Block) -> RenderableType:
     if block.language is None:
-        return _Markdown(block.text)
+        return _Trimmed(_Markdown(block.text))
     return Syntax(block.text, block.language or "text", theme=THEME, word_wrap=True, background_color="default")
 
 

@@ -170,12 +170,13 @@ def test_long_code_is_shown_in_parts_and_what_is_open_at_the_end_is_shown() -> N
 def test_an_answer_has_one_empty_line_between_its_blocks_and_all_that_was_said() -> None:
     out = io.StringIO()
     console = Console(file=out, width=40)
-    for block in draw("# A\nwords\n- one\n- two\n\n> said\n\n" + TABLE + "\n```\n" + "x\n" * 30 + "```\nA <b>tag</b>."):
+    code = "```\n" + "x\n" * 19 + "\n\ny\n```\n"
+    for block in draw(f"# A\nwords\n- one\n- two\n\n> said\n\n{TABLE}\n{code}A <b>tag</b>."):
         console.print(block)
     shown = [line.rstrip() for line in out.getvalue().splitlines()]
     assert shown == [
         *("A", "", "words", "", " • one", " • two", "", "▌ said", ""),
-        *(" a  b", " ────", " 1  2", "", *["x"] * 30, "", "A <b>tag</b>."),
+        *(" a  b", " ────", " 1  2", "", *["x"] * 19, "", "", "y", "", "A <b>tag</b>."),
     ]
 
 
