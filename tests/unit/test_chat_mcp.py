@@ -28,6 +28,8 @@ from pyrun.errors import UserError
 from pyrun.tools.setup import IncludedServer
 from pyrun.tools.tool import ToolError
 
+PATIENCE = 120.0  # seconds; on a busy machine a server may take that long to start
+
 
 def things(*words: str) -> IncludedServer:
     return IncludedServer(sys.executable, (str(ROOT / "tests/fakes/mcp_things.py"), *words), {})
@@ -44,7 +46,7 @@ def test_tools_prompts_and_resources_are_used_and_a_dead_or_mute_server_costs_it
 
     with (
         model_server(script) as server,
-        Desk(bench, [link(server)], servers={"things": things()}, tools="things") as desk,
+        Desk(bench, [link(server)], servers={"things": things()}, tools="things", start_seconds=PATIENCE) as desk,
     ):
         offered = [tool.name for tool in desk.agent.session.tools]
         assert offered == ["things__add", "things__die", "things__flood", "things__hang"]
@@ -93,7 +95,7 @@ def words_of_children() -> set[str]:
 
 def test_a_server_that_never_answers_or_is_not_there_is_reported(tmp_path: Path) -> None:
     gone = IncludedServer("/no/such/program", (), {})
-    with McpServers({"gone": gone}, tmp_path / "mcp.log", start_seconds=120) as servers:
+    with McpServers({"gone": gone}, tmp_path / "mcp.log", start_seconds=PATIENCE) as servers:
         [problem] = servers.problems
         assert problem.startswith("gone: it could not be started: ") and "/no/such/program" in problem
         with pytest.raises(ToolError, match=r"gone does not run: .*/no/such/program"):
@@ -163,7 +165,7 @@ def test_a_server_by_url_is_sent_its_headers_and_their_keys_come_from_the_enviro
         path.write_text(json.dumps({"mcpServers": {"a": {"url": url, "headers": headers}, "b": {"url": url}}}))
         known = read_mcp_json(path)
         assert "very-secret" not in repr(known)
-        with McpServers(known, tmp_path / "mcp.log") as servers:
+        with McpServers(known, tmp_path / "mcp.log", PATIENCE) as servers:
             assert [problem.partition(":")[0] for problem in servers.problems] == ["b"]
             [tool] = servers.tools
             assert servers.call(tool, {"a": 2, "b": 3}, threading.Event()) == "5"
