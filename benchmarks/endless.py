@@ -5,13 +5,16 @@
 Every turn goes through the OpenAI client, with the whole history, and a person reads for a while between two turns:
 long enough for what is evaluated ahead to end. Counted are tokens that were evaluated, in turns and ahead, for each
 token that was new: of the user's message and of the answer. With --check N, every N-th answer is compared with that of
-a fresh server that is given the prompt of the messages that were kept.
+a fresh server that is given the prompt of the messages that were kept. The two evaluate it in batches of other sizes,
+so that the last bits differ: where they part, it is told how much likelier one token was than the other. At a tie that
+is next to nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +32,7 @@ from pyrun.home import Home, find_home
 from pyrun.models.default import CHAT_TEMPLATE, ensure_default_model
 
 ANSWER_TOKENS = 48
+N_PROBS = 5  # of the likeliest tokens that are told
 SYSTEM = "You are a careful assistant. " + words(60, "system")
 PEERS = ("ours", "shift", "naive")
 LONGEST_PAUSE = 600.0
@@ -44,7 +48,7 @@ class Outcome:
     n_dropped: int = 0  # messages, at the end
     errors: list[str] = field(default_factory=list)
     n_compared: int = 0
-    n_different: int = 0
+    gaps: list[float] = field(default_factory=list)  # of log-probabilities, where compared answers part
     prompt_ms: list[float] = field(default_factory=list)
 
     @property
@@ -107,6 +111,8 @@ def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Name
                 messages=talk.messages,
                 max_tokens=ANSWER_TOKENS,
                 temperature=0,
+                logprobs=True,
+                top_logprobs=N_PROBS,
             )
         except openai.APIStatusError as error:
             outcome.errors.append(f"turn {turn}: {error.status_code} {json.dumps(error.body)[:120]}")
@@ -120,7 +126,11 @@ def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Name
         outcome.n_cuts += dropped > n_dropped
         n_dropped = outcome.n_dropped = dropped
         if fresh and args.check and turn % args.check == 0:
-            compare(server, fresh, talk.messages, text, outcome)
+            outcome.n_compared += 1
+            gap = compare(server, fresh, talk.messages, said.choices[0].to_dict()["logprobs"])
+            console.say(f"{peer}: turn {turn} {'is as' if gap is None else 'differs from'} that of a fresh server")
+            if gap is not None:
+                outcome.gaps.append(gap)
         talk.answer(text)
         if peer == "ours":
             outcome.n_ahead = wait_until_quiet(server)
@@ -131,11 +141,21 @@ def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Name
     return outcome
 
 
-def compare(server: Server, fresh: Server, messages: Sequence[dict[str, str]], text: str, outcome: Outcome) -> None:
+def compare(server: Server, fresh: Server, messages: Sequence[dict[str, str]], logprobs: Any) -> float | None:
+    """How much likelier the token of one answer was than that of the other where they part; None if they do not."""
     prompt = server.post("/apply-template", {"messages": list(messages)})["prompt"]
-    body = {"prompt": prompt, "n_predict": ANSWER_TOKENS, "temperature": 0, "cache_prompt": False}
-    outcome.n_compared += 1
-    outcome.n_different += fresh.post("/completion", body)["content"] != text
+    body = {"prompt": prompt, "n_predict": ANSWER_TOKENS, "temperature": 0, "cache_prompt": False, "n_probs": N_PROBS}
+    wanted = fresh.post("/completion", body)["completion_probabilities"]
+    for mine, theirs in zip(logprobs["content"], wanted, strict=False):
+        if mine["id"] != theirs["id"]:
+            return max(behind(mine, theirs["id"]), behind(theirs, mine["id"]))
+    return None if len(logprobs["content"]) == len(wanted) else math.inf
+
+
+def behind(entry: dict[str, Any], token: int) -> float:
+    """How much less likely the token was than the one that was taken."""
+    known = {other["id"]: other["logprob"] for other in entry["top_logprobs"]}
+    return float(entry["logprob"] - known.get(token, -math.inf))
 
 
 def count(server: Server, *texts: str) -> int:
@@ -193,14 +213,20 @@ def main() -> None:
 
 
 def report(o: Outcome) -> None:
+    with_ahead = (o.n_evaluated + o.n_ahead) / o.n_new if o.n_new else 0.0
     console.say(
         f"{o.peer}: {len(o.prompt_ms)} turns, {o.n_new} new tokens, {o.n_evaluated} evaluated in turns "
-        f"({o.per_new:.2f} for each new one), {o.n_ahead} ahead, {o.n_cuts} cuts, "
-        f"{o.n_dropped} messages left out at the end, "
-        f"{o.n_different} of {o.n_compared} answers differ, longest wait {max(o.prompt_ms, default=0) / 1000:.1f} s"
+        f"({o.per_new:.2f} for each new one), {o.n_ahead} ahead ({with_ahead:.2f} with those), {o.n_cuts} cuts, "
+        f"{o.n_dropped} messages left out at the end, longest wait {max(o.prompt_ms, default=0) / 1000:.1f} s"
     )
+    if o.n_compared:
+        console.say(f"  {len(o.gaps)} of {o.n_compared} answers differ{by(o.gaps)}")
     for error in o.errors:
         console.say(f"  {error}")
+
+
+def by(gaps: Sequence[float]) -> str:
+    return f"; where they part, log-probabilities differ by {', '.join(f'{gap:.4f}' for gap in gaps)}" if gaps else ""
 
 
 if __name__ == "__main__":

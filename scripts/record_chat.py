@@ -36,7 +36,7 @@ def record() -> str:
 
 def _talk(folder: str, environment: dict[str, str], lines: tuple[str, ...], *flags: str) -> str:
     command = [sys.executable, "-m", "pyrun", "chat", "--no-build", "--backend", "cpu", *flags, "--", "--temp", "0"]
-    with Terminal(command, environment, Path(folder), 100, 40) as terminal:
+    with Terminal(command, environment, Path(folder), 110, 40) as terminal:
         terminal.wait("\n>\n")
         for number, line in enumerate(lines, 1):
             terminal.enter(line)

@@ -13,6 +13,7 @@ CODE_LINES = 20  # of a long piece of code that are shown at once
 class Block:
     text: str
     language: str | None = None  # of code; None for markdown
+    goes_on: bool = False  # with the code of the block before it
 
 
 class Blocks:
@@ -23,6 +24,7 @@ class Blocks:
         self._line = ""
         self._fence = ""  # what closes the code that is open
         self._language = ""
+        self._goes_on = False
 
     def feed(self, text: str) -> list[Block]:
         *lines, self._line = (self._line + text).split("\n")
@@ -37,16 +39,20 @@ class Blocks:
     @property
     def rest(self) -> Block:
         text = "\n".join([*self._lines, self._line])
-        return Block(text, self._language if self._fence else None)
+        return Block(text, self._language if self._fence else None, self._goes_on)
 
     def _add(self, line: str) -> list[Block]:
         if self._fence:
             if line.strip().startswith(self._fence) and not line.strip().strip(self._fence[0]):
                 found = self._take()
-                self._fence = ""
+                self._fence, self._goes_on = "", False
                 return found
             self._lines.append(line)
-            return self._take() if len(self._lines) >= CODE_LINES else []
+            if len(self._lines) < CODE_LINES:
+                return []
+            found = self._take()
+            self._goes_on = True
+            return found
         if fence := FENCE.match(line):
             found = self._take()
             self._fence, self._language = fence[1], fence[2]
@@ -59,6 +65,6 @@ class Blocks:
     def _take(self) -> list[Block]:
         if not self._lines:
             return []
-        block = Block("\n".join(self._lines), self._language if self._fence else None)
+        block = Block("\n".join(self._lines), self._language if self._fence else None, self._goes_on)
         self._lines = []
         return [block]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterable
@@ -20,9 +21,16 @@ from pyrun.errors import UserError
 from pyrun.memory.recall import UserMemory
 from pyrun.providers.known import LOCAL, find_provider
 
+COMMAND = re.compile(r"/([A-Za-z]+|[\w.-]+:\S+)")
+
 
 class LeaveError(Exception):
     """The person wants to go."""
+
+
+def is_command(line: str) -> bool:
+    """A path or a comment begins with a slash as well, and is something to talk about."""
+    return bool(COMMAND.fullmatch(line.partition(" ")[0]))
 
 
 def run(chat: Chat, line: str) -> bool:
@@ -31,9 +39,17 @@ def run(chat: Chat, line: str) -> bool:
     server, colon, prompt = name[1:].partition(":")
     if colon and server in chat.servers.names:
         return _server_prompt(chat, server, prompt, rest)
-    if name not in COMMANDS:
-        raise UserError(f"there is no command {name}", "/help lists them")
-    return bool(COMMANDS[name][1](chat, rest.strip()))
+    return bool(COMMANDS[_command(name)][1](chat, rest.strip()))
+
+
+def _command(word: str) -> str:
+    """The command that it is, or the only one that begins so."""
+    meant = [name for name in COMMANDS if name.startswith(word.lower())]
+    if not meant:
+        raise UserError(f"there is no command {word}", "/help lists them")
+    if len(meant) > 1:
+        raise UserError(f"{word} may be {', '.join(meant)}", "type more of it")
+    return meant[0]
 
 
 def names(servers: McpServers) -> Iterable[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.text import Text as Styled
 
 from pyrun.chat.chain import Link
@@ -23,6 +22,7 @@ from pyrun.providers.known import Provider
 
 ATTACHED = re.compile(r"(?<!\S)@([\w.-]+):(\S+)")
 RESUMED_MESSAGES = 4
+RESUMED_LINES = 10  # of a question
 MAX_FILE_BYTES = 1_000_000
 PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF")  # how PNG, JPEG, GIF and WebP begin
 
@@ -99,6 +99,8 @@ class Chat:
 
     def show_end(self) -> None:
         """Where a session was left."""
+        from pyrun.chat.drawing import draw  # scripts have no use for it, and it takes long to load
+
         rows = self.agent.session.rows
         spoken = [row for row in rows if row.role in ("user", "assistant") and row.message.get("content")]
         if not spoken:
@@ -108,15 +110,24 @@ class Chat:
         for row in spoken[-RESUMED_MESSAGES:]:
             content = safe(str(row.message["content"]))
             if row.role == "user":
-                self.console.print(Styled(f"> {content}", style="bold"))
+                self.console.print(Styled(f"> {_beginning(content)}", style="bold"))
             else:
-                self.console.print(Markdown(content, hyperlinks=False))
+                for block in draw(content):
+                    self.console.print(block)
+                self.console.print()
         if rows[-1].role in ("user", "tool"):
             self.say("the last message has no answer; /retry asks for it", "yellow")
 
     def _settle(self) -> None:
         if self.screen is not None:
             self.screen.stop()
+
+
+def _beginning(text: str) -> str:
+    """What was pasted may be longer than the screen."""
+    lines = text.splitlines()
+    more = len(lines) - RESUMED_LINES
+    return text if more <= 0 else "\n".join([*lines[:RESUMED_LINES], f"… {more:,} more lines"])
 
 
 def read_file(path: str, most: int = MAX_FILE_BYTES) -> str:

@@ -65,9 +65,10 @@ def _without_echo() -> Iterator[None]:
 def _handle(chat: Chat, line: str, screen: Screen) -> None:
     if not line:
         return
-    if line.startswith("/"):
-        if commands.run(chat, line):
-            chat.turn(screen)
-        return
-    chat.agent.say(chat.with_attachments(line))
+    if commands.is_command(line):
+        if not commands.run(chat, line):
+            return
+    else:
+        chat.agent.say(chat.with_attachments(line))
     chat.turn(screen)
+    chat.console.print()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 from collections.abc import Sequence
 
 from pyrun import console
@@ -12,10 +13,17 @@ from pyrun.chat.toolset import NO, Prepared
 from pyrun.errors import UserError
 from pyrun.providers.events import ToolCall
 
+# Letters and pictures of many languages are joined or kept apart by these, which python does not call printable.
+JOINERS = "\u200b\u200c\u200d"
+
 
 def safe(text: str) -> str:
     """Text that a terminal shows and does not obey."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text if c != "\r")
+    return "".join(c if _is_harmless(c) else "\N{REPLACEMENT CHARACTER}" for c in text if c != "\r")
+
+
+def _is_harmless(character: str) -> bool:
+    return character.isprintable() or character in "\n\t" + JOINERS or unicodedata.category(character) == "Zs"
 
 
 class PlainView:

@@ -49,7 +49,7 @@ class Reader:
         history = InMemoryHistory()
         for text in said:
             history.append_string(text)
-        self._pasted: list[str] = []
+        self._pasted: list[str] = []  # in all lines so far: one that is brought back with Up has its pastes again
         self._status = ""
         # A menu below every letter would be in the way; behind a slash it helps.
         starts_command = Condition(lambda: self._session.default_buffer.text.startswith("/"))
@@ -69,7 +69,6 @@ class Reader:
     def read(self, default: str, status: str) -> str:
         """Raises EOFError at the end of the input, KeyboardInterrupt for Ctrl-C on an empty line."""
         self._status = status
-        self._pasted.clear()
         return self._unfolded(self._session.prompt([("class:prompt", "> ")], default=default)).strip()
 
     def choose(self) -> str:

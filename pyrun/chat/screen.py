@@ -10,14 +10,13 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from rich.console import Console, RenderableType
-from rich.markdown import Markdown
-from rich.syntax import Syntax
+from rich.console import Console
 from rich.text import Text as Styled
 
 from pyrun import console as words
 from pyrun.chat.blocks import Block, Blocks
 from pyrun.chat.chain import Link
+from pyrun.chat.drawing import drawn
 from pyrun.chat.plain import safe
 from pyrun.chat.stats import Answer, Totals
 from pyrun.chat.tail import Tail
@@ -25,7 +24,6 @@ from pyrun.chat.toolset import Prepared
 from pyrun.providers.events import ToolCall
 
 MAX_CALL = 160  # characters of a call, or of a result's first line
-THEME = "ansi_dark"  # the terminal's own colours
 
 
 class Screen:
@@ -36,20 +34,20 @@ class Screen:
         self.thought = ""  # the reasoning of the last answer
         self._ask = ask
         self._blocks = Blocks()
+        self._has_text = False  # above the block that still grows
         self._tail = Tail(console)
         self._thinks_since = 0.0
 
     # What the turn tells
 
     def begins(self, link: Link) -> None:
-        self._blocks, self.thought, self._thinks_since = Blocks(), "", 0.0
+        self._blocks, self._has_text, self.thought, self._thinks_since = Blocks(), False, "", 0.0
         self._tail.show(Styled(f"{link.name} …", style="dim"))
 
     def text(self, text: str) -> None:
         self._fold()
-        for block in self._blocks.feed(safe(text)):
-            self._tail.print(_drawn(block))
-        self._tail.show(_drawn(self._blocks.rest))
+        self._print(self._blocks.feed(safe(text)))
+        self._tail.show(drawn(self._blocks.rest, first=not self._has_text))
 
     def reasoning(self, text: str) -> None:
         self._thinks_since = self._thinks_since or time.monotonic()
@@ -91,8 +89,12 @@ class Screen:
         """Draws what is left for good. Nothing moves afterwards."""
         self._fold()
         self._tail.clear()
-        for block in self._blocks.end():
-            self._tail.print(_drawn(block))
+        self._print(self._blocks.end())
+
+    def _print(self, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self._tail.print(drawn(block, first=not self._has_text))
+            self._has_text = True
 
     def _fold(self) -> None:
         """Reasoning becomes one line when it ends."""
@@ -100,12 +102,6 @@ class Screen:
             seconds, self._thinks_since = time.monotonic() - self._thinks_since, 0.0
             n = len(self.thought.split())
             self._tail.print(Styled(f"▸ thought for {seconds:.0f} s, {n:,} words; /thoughts shows them", style="dim"))
-
-
-def _drawn(block: Block) -> RenderableType:
-    if block.language is None:
-        return Markdown(block.text, code_theme=THEME, hyperlinks=False)
-    return Syntax(block.text, block.language or "text", theme=THEME, word_wrap=True, background_color="default")
 
 
 def _arguments(call: ToolCall) -> str:

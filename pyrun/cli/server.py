@@ -66,7 +66,7 @@ from pyrun.server.command import (
 from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
-from pyrun.tools.mcp_config import check_local, write_config
+from pyrun.tools.mcp_config import check_local, lacks_tools, write_config
 
 # The server gives a kind of trouble and its reason; for some kinds, more room is the remedy.
 NOT_STORING = re.compile(r"not storing \((\w+)\): (.+)")
@@ -373,6 +373,11 @@ class _View:
             cache, name = told
             remember(cache, self._settings.model, name)  # --list-models asks for it
         console.say(f"page: {url}/dashboard")
+        if self._settings.tools and lacks_tools(url, value):
+            console.say(
+                "warning: llama-server has no tools: it waits 10 s for their list when it starts, and it took longer. "
+                "Start it again, when the machine is less busy"
+            )
         if console.err.is_terminal and self._settings.at_once is None:
             self._lines = LiveLines(url, value)
             self._lines.start()

@@ -11,6 +11,7 @@ from typing import Any
 
 from pyrun.errors import UserError
 from pyrun.server.address import Address
+from pyrun.server.ask import ask
 from pyrun.server.words import has_flag
 
 NAME = "llama-run"
@@ -30,6 +31,16 @@ def check_local(address: Address, extra: Sequence[str]) -> None:
         raise UserError(
             f"--with-tools does not go with {ORIGINS_FLAG}: pages of other sites could use the tools", "leave it out"
         )
+
+
+def lacks_tools(url: str, key: str | None) -> bool:
+    """Whether a server that was started with the file says that it has none of our tools: it asks for their list once,
+    when it starts, and goes on without them after 10 seconds."""
+    try:
+        tools = ask(url, "/tools", key, verify=False)
+    except UserError:
+        return False
+    return not any(str(tool["tool"]).startswith(f"{NAME}_") for tool in tools)
 
 
 def tool_server(root: Path) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--save-seconds", type=float, help="write to disk for so long before ending")
     parser.add_argument("--say", action="append", default=[], help="a line for the log, after the start")
+    parser.add_argument("--without-tools", action="store_true", help="list none, whatever it was told")
     parser.add_argument("--api-key", help="answer everything but /health with 401 without it; or LLAMA_API_KEY")
     parser.add_argument("--api-key-file", type=Path, help="its last line is the key")
     options, _ = parser.parse_known_args()  # the launcher gives more
@@ -43,7 +44,8 @@ def main() -> None:
     print("fake: listening", flush=True)
     for line in options.say:
         print(line, flush=True)
-    serve(options.port, time.monotonic() + options.load_seconds, find_key(options))
+    tools = b"[]" if options.without_tools else b'[{"tool": "llama-run_read_file"}]'
+    serve(options.port, time.monotonic() + options.load_seconds, find_key(options), tools)
 
 
 def find_key(options: argparse.Namespace) -> str | None:
@@ -63,13 +65,14 @@ def save(path: Path, seconds: float) -> None:
     os._exit(0)
 
 
-def serve(port: int, ready_at: float, key: str | None) -> None:
+def serve(port: int, ready_at: float, key: str | None, tools: bytes) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             known = key is None or self.path == "/health" or self.headers["Authorization"] == f"Bearer {key}"
             self.send_response(401 if not known else 200 if time.monotonic() >= ready_at else 503)
             self.end_headers()
-            self.wfile.write(b'{"enabled": false, "reason": "it is a fake"}' if known else b"")
+            answer = tools if self.path == "/tools" else b'{"enabled": false, "reason": "it is a fake"}'
+            self.wfile.write(answer if known else b"")
 
         def log_message(self, format: str, *args: object) -> None:
             pass

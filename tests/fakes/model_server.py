@@ -1,6 +1,7 @@
 """A stand-in for every service that models are at: its streams, by a script, and its troubles.
 
-How each of them speaks is in dialects.py. The bodies of all requests are kept as they came over the wire.
+How each of them speaks is in dialects.py. The bodies of all requests are kept as they came over the wire. It can stand
+in for the model of a real server alone: everything but requests for an answer is passed on to that one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import requests
 from fakes.dialects import ANTHROPIC, LLAMA_SERVER, MODEL, Dialect, Reply
 
 CONTEXT = 8_192
@@ -24,12 +26,16 @@ Script = Callable[[dict[str, Any]], Reply]
 class ModelServer(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, script: Script, key: str | None = None, dialect: Dialect | None = None) -> None:
-        """Without a dialect it speaks as a llama-server does, in the language that it is asked in."""
+    def __init__(
+        self, script: Script, key: str | None = None, dialect: Dialect | None = None, behind: str | None = None
+    ) -> None:
+        """Without a dialect it speaks as a llama-server does, in the language that it is asked in. `behind` is the
+        address of the server whose model it stands in for."""
         super().__init__(("127.0.0.1", 0), Handler)
         self.script = script
         self.key = key
         self.dialect = dialect
+        self.behind = behind
         self.bodies: list[bytes] = []  # of requests for an answer
         self.keys: list[str] = []
         self.text_sent: list[float] = []  # when each piece of text left
@@ -45,8 +51,10 @@ class ModelServer(ThreadingHTTPServer):
 
 
 @contextmanager
-def model_server(script: Script, key: str | None = None, dialect: Dialect | None = None) -> Iterator[ModelServer]:
-    server = ModelServer(script, key, dialect)
+def model_server(
+    script: Script, key: str | None = None, dialect: Dialect | None = None, behind: str | None = None
+) -> Iterator[ModelServer]:
+    server = ModelServer(script, key, dialect, behind)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
@@ -70,6 +78,9 @@ class Handler(BaseHTTPRequestHandler):
     server: ModelServer
 
     def do_GET(self) -> None:
+        if self.server.behind is not None:
+            self._pass_on()
+            return
         answers: dict[str, Any] = {
             "/health": {"status": "ok"},
             "/v1/models": {"data": [{"id": MODEL}]},
@@ -79,6 +90,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.behind is not None and not self.path.endswith("/chat/completions"):
+            self._pass_on(data)
+            return
         if self.path == "/tokenize":
             self._json(200, {"tokens": json.loads(data)["content"].split()})
             return
@@ -129,6 +143,14 @@ class Handler(BaseHTTPRequestHandler):
         text = (f"event: {name}\n" if name else "") + f"data: {data}\n\n"
         self.wfile.write(b"%x\r\n%s\r\n" % (len(text.encode()), text.encode()))
         self.wfile.flush()
+
+    def _pass_on(self, data: bytes | None = None) -> None:
+        answer = requests.request(self.command, f"{self.server.behind}{self.path}", data=data, timeout=60)
+        self.send_response(answer.status_code)
+        self.send_header("Content-Type", answer.headers.get("Content-Type", "text/plain"))
+        self.send_header("Content-Length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
 
     def _json(self, status: int, answer: Any, headers: dict[str, str] | None = None) -> None:
         data = json.dumps(answer).encode()

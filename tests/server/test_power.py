@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -119,13 +122,44 @@ def test_the_machines_own_battery_counts(tmp_path: Path) -> None:
     assert read_power(tmp_path) == Power(mains=True, battery=13)
 
 
-def test_without_a_bus_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def power_listener() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A stand-in for the server: where it is, and what it is told about the power."""
+    told: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"power": {"writes_held": true}}')
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", told
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_without_a_bus_the_battery_is_watched_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'none'}")
     said: list[str] = []
-    watch = PowerWatch("http://127.0.0.1:9", None, said.append, supplies=tmp_path)
-    watch.ready()
-    watch.stop()
-    assert said == []
+    with power_listener() as (url, told):
+        battery(tmp_path, 12, discharging=True)
+        watch = PowerWatch(url, None, said.append, supplies=tmp_path, look=0.1)
+        watch.ready()
+        wait_until(lambda: bool(said), 20, "told that it is low")
+        watch.stop()
+        assert [one["battery"] for one in told] == [12]
+    assert len(said) == 1 and "12 %" in said[0]
+    assert "power" not in {thread.name for thread in threading.enumerate()}, "it ends when it is told to"
 
 
 @pytest.mark.server

@@ -19,6 +19,8 @@ from tool_fixtures import Bench
 from pyrun.chat import commands
 from pyrun.chat.blocks import Block, Blocks
 from pyrun.chat.conversation import Chat
+from pyrun.chat.drawing import draw
+from pyrun.chat.plain import safe
 from pyrun.errors import UserError
 from pyrun.providers.known import Provider
 
@@ -64,6 +66,8 @@ def test_the_last_exchange_is_asked_again_changed_or_taken_back(talk: Talk) -> N
     assert talk.spoken == []
     with pytest.raises(UserError):
         talk.run("/undo")
+    with pytest.raises(UserError, match="/system, /sessions, /save, /stats"):
+        talk.run("/s")
 
 
 def test_sessions_branch_get_titles_are_found_and_continued(talk: Talk) -> None:
@@ -105,7 +109,7 @@ def test_memory_facts_and_numbers_are_shown(talk: Talk) -> None:
     assert "Rome" in talk.run("/memory rome")
     assert "2 answers" in talk.run("/stats")
     assert "not known" in talk.run("/cost")
-    shown = talk.run("/help")
+    shown = talk.run("/he")
     assert all(name in shown for name in commands.COMMANDS)
 
 
@@ -125,6 +129,23 @@ def test_tools_rules_models_and_providers_are_changed(talk: Talk) -> None:
         talk.run("/provider nobody")
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("/help", True),
+        ("/Help", True),
+        ("/things:greet name=Ann", True),
+        ("/etc/hosts is empty", False),
+        ("/* a comment */", False),
+        ("// another one", False),
+        ("/", False),
+    ],
+)
+def test_what_merely_begins_with_a_slash_is_no_command(line: str, expected: bool) -> None:
+    assert commands.is_command(line) == expected
+
+
+TABLE = "| a | b |\n|---|---|\n| 1 | 2 |\n"
 TEXT = "# A\n\nwords\nmore\n\n```py\nx = 1\n\ny = 2\n```\nend\n"
 BLOCKS = [Block("# A"), Block("words\nmore"), Block("x = 1\n\ny = 2", "py"), Block("end")]
 
@@ -142,4 +163,31 @@ def test_long_code_is_shown_in_parts_and_what_is_open_at_the_end_is_shown() -> N
     blocks = Blocks()
     shown = blocks.feed("~~~\n" + "line\n" * 45)
     assert [len(block.text.splitlines()) for block in shown] == [20, 20]
-    assert blocks.end() == [Block("\n".join(["line"] * 5), "")]
+    assert [block.goes_on for block in shown] == [False, True]
+    assert blocks.end() == [Block("\n".join(["line"] * 5), "", goes_on=True)]
+
+
+def test_an_answer_has_one_empty_line_between_its_blocks_and_all_that_was_said() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=40)
+    code = "```\n" + "x\n" * 19 + "\n\ny\n```\n"
+    for block in draw(f"# A\nwords\n- one\n- two\n\n> said\n\n{TABLE}\n{code}A <b>tag</b>."):
+        console.print(block)
+    shown = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert shown == [
+        *("A", "", "words", "", " • one", " • two", "", "▌ said", ""),
+        *(" a  b", " ────", " 1  2", "", *["x"] * 19, "", "", "y", "", "A <b>tag</b>."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("👩\u200d👧, क\u200cष", "👩\u200d👧, क\u200cष"),
+        ("10\u00a0km,\u3000全角", "10\u00a0km,\u3000全角"),
+        ("\x1b[2J\x9b1m\a\u202e", "\ufffd[2J\ufffd1m\ufffd\ufffd"),
+        ("a\r\n\tb", "a\n\tb"),
+    ],
+)
+def test_a_terminal_is_given_all_writing_and_nothing_that_it_obeys(text: str, expected: str) -> None:
+    assert safe(text) == expected

@@ -83,13 +83,21 @@ def test_a_person_talks_resizes_pastes_and_leaves(tmp_path: Path, server: ModelS
         terminal.wait("first token after", 3)
         assert server.requests[-1]["messages"][-1]["content"].endswith("line 1998\nline 1999")
 
+        terminal.wait("\n>\n")
+        terminal.send("\x1b[A")
+        terminal.wait("[paste 1: 2,000 lines]", 2)
+        terminal.send("\r")
+        terminal.wait("first token after", 4)
+        assert len(server.bodies) == 4
+        assert server.requests[-1]["messages"][-1]["content"].endswith("line 1999"), "Up brings back more than its name"
+
         terminal.enter("evil")
         terminal.wait("before")
-        terminal.wait("first token after", 4)
+        terminal.wait("first token after", 5)
         assert "\x1b]0;title" not in terminal.raw
 
         terminal.enter("/stats")
-        terminal.wait("4 answers")
+        terminal.wait("5 answers")
         terminal.enter("/nothing")
         terminal.wait("there is no command")
         terminal.enter("/quit")

@@ -288,12 +288,13 @@ def test_tools_are_given_to_the_page_with_the_settings_that_start_them(launch: L
     (tmp_path / "work").mkdir()
     (tmp_path / "llama-run.toml").write_text('[tools]\nroot = "work"\n')
     one = launch("--port", "{port}", "--with-tools")
-    one.wait_for("ready at")
+    one.wait_for("try: ")
     config = tmp_path / "memory" / "mcp-servers.json"
     assert config.stat().st_mode & 0o777 == 0o600
     entry = json.loads(config.read_text())["mcpServers"]["llama-run"]
     assert f"--mcp-servers-config {config}" in (tmp_path / "logs" / f"server-{one.port}.log").read_text()
     assert f"files below {tmp_path / 'work'}" in one.said()
+    assert "has no tools" not in one.said()
     listed = subprocess.run(
         [entry["command"], *entry["args"], "list"],
         env={**os.environ, "LLAMA_RUN_HOME": str(tmp_path)},
@@ -302,6 +303,12 @@ def test_tools_are_given_to_the_page_with_the_settings_that_start_them(launch: L
         check=True,
     )
     assert "read_file" in listed.stdout and "search_memory" in listed.stdout
+
+
+def test_a_server_that_got_no_tools_in_time_is_not_silent_about_it(launch: Launch) -> None:
+    one = launch("--port", "{port}", "--with-tools", "--", "--without-tools")
+    one.wait_for("has no tools")
+    assert one.process.poll() is None
 
 
 @pytest.mark.parametrize(
