@@ -21,6 +21,9 @@ from pyrun.machine.describe import describe
 
 BACKEND = os.environ.get("LLAMA_RUN_TEST_BACKEND") or "cpu"
 PATIENCE = 1 if BACKEND == "cpu" else 6  # how much longer things may take: shaders are compiled when a model is loaded
+# Threads of a server wait for each other by spinning: on few cores, with tests beside them, two may take twenty times
+# as long as one.
+ONE_THREAD = {"LLAMA_ARG_THREADS": "1"}
 BINARY = Home(ROOT).server_binary(BACKEND)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
-from backend import BACKEND, PATIENCE, require_backend
+from backend import BACKEND, ONE_THREAD, PATIENCE, require_backend
 from helpers import ROOT, free_port, is_running, wait_until
 
 START_SECONDS = 120 * PATIENCE
@@ -76,7 +77,11 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
             command += ["--cache-ssd", str(output.with_name("kv-cache"))]
         with output.open("w") as file:
             launcher = subprocess.Popen(
-                [*command, "--port", str(port), *flags], stdout=file, stderr=subprocess.STDOUT, text=True
+                [*command, "--port", str(port), *flags],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=os.environ | ONE_THREAD,
             )
         server = Server(launcher, port, output)
         started.append(server)

@@ -16,6 +16,7 @@ from pyrun.cli.defaults import (
     ROOT_TABLES,
     SERVER_ONLY,
     VARIABLES,
+    WARM_FILES,
     Key,
     command_defaults,
     default_of,
@@ -146,6 +147,10 @@ def example(root: click.Command) -> str:
         '# [models."qwen3*"]',
         "# ctx = 65536",
         '# arguments = ["--temp", "0.7"]',
+        "",
+        "# Names for files of prompts: `llama-run warm coder` prepares them now, the setting warm at every start.",
+        f"# [{WARM_FILES}]",
+        '# coder = "prompts/coder.jsonl"',
     ]
     assert isinstance(root, click.Group)
     context = click.Context(root)

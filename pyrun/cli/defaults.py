@@ -6,6 +6,7 @@ their own, and so has each model.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ ROOT_TABLES = {
         "cache-ssd",
         "no-cache-ssd",
         "context-overflow",
+        "warm",
         "with-tools",
         "no-build",
         "noauto",
@@ -39,12 +41,13 @@ SERVER_ONLY = {
     "arguments": 'What goes to llama-server, as behind `--`: ["--temp", "0.2"].',
 }
 # A model's own table may hold these, and they count more than those of [server].
-OF_MODEL = ("backend", "host", "port", "ctx", "cache-ssd", "no-cache-ssd", "noauto", "arguments")
+OF_MODEL = ("backend", "host", "port", "ctx", "cache-ssd", "no-cache-ssd", "warm", "noauto", "arguments")
 # Nobody wants these to happen every time.
 NEVER = ("yes", "all", "clean", "export-patches", "into", "reset", "repair", "remove")
 # Some tables hold more than flags, and have a reader of their own.
 MORE = {"memory": ("limit",), "tools": ("include",)}
-FREE = ("models", "providers")  # names of the user's own stand in these
+WARM_FILES = "warm-files"  # names for files of prompts
+FREE = ("models", "providers", WARM_FILES)  # names of the user's own stand in these
 # llama-server's own variables count more than the file.
 VARIABLES = {
     "host": "LLAMA_ARG_HOST",
@@ -148,6 +151,21 @@ def server_model(settings: dict[str, Any], path: Path) -> str | None:
 
 def server_words(settings: dict[str, Any], path: Path) -> list[str]:
     return words_of(table_of(settings, "server", path), f"{path}: [server]")
+
+
+def warm_file(settings: dict[str, Any], path: Path, wanted: str) -> Path:
+    """The file of prompts that is meant: by its name in [warm-files], or by its path."""
+    names = table_of(settings, WARM_FILES, path)
+    named = take(names, wanted, str, f"{path}: [{WARM_FILES}]")
+    found = Path(wanted).absolute() if named is None else path.parent / Path(named).expanduser()
+    if not found.is_file():
+        near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5) if named is None else []
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(
+            f"there is no file {found} with prompts to prepare",
+            f"{hint}[{WARM_FILES}] of llama-run.toml gives files names, such as coder = 'prompts/coder.jsonl'",
+        )
+    return found
 
 
 def words_of(table: dict[str, Any], where: str) -> list[str]:

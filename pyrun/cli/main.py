@@ -31,6 +31,7 @@ SERVER_ONLY = (
     "--port",
     "--ctx",
     "--context-overflow",
+    "--warm",
     "--with-tools",
     "--no-build",
     "--noauto",
@@ -211,6 +212,12 @@ class Root(click.Group):
     help="What becomes of a chat that no longer fits: an error (the default), or its oldest messages go to the memory.",
 )
 @click.option(
+    "--warm",
+    metavar="FILE",
+    help="Prepare the prompts of this file after the start, as `llama-run warm` does: its path, or its name in "
+    "[warm-files] of llama-run.toml.",
+)
+@click.option(
     "--with-tools",
     is_flag=True,
     help="Give the web page the tools of `llama-run tools`: files below this folder, HTTP, memory. Local pages only.",
@@ -244,6 +251,7 @@ def cli(
     cache_ssd: Path | None,
     no_cache_ssd: bool,
     context_overflow: str | None,
+    warm: str | None,
     with_tools: bool,
     no_build: bool,
     noauto: bool,
@@ -312,6 +320,7 @@ def cli(
             extra=(*words, *extra.extra),
             overflow=context_overflow,
             with_tools=with_tools,
+            warm=warm,
         )
 
         def of_model(name: str, options: ServerOptions) -> ServerOptions:

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from pyrun.cli.defaults import model_defaults, server_words
+from pyrun.cli.defaults import model_defaults, server_words, warm_file
 from pyrun.cli.server import ServerOptions
 
+WARM_FLAG = "--cache-ssd-warm"  # llama-server's own
 FIELDS = {
     "backend": "backend",
     "host": "host",
@@ -19,6 +20,7 @@ FIELDS = {
     "ctx": "ctx",
     "cache_ssd": "cache",
     "no_cache_ssd": "no_cache",
+    "warm": "warm",
 }
 
 
@@ -46,4 +48,7 @@ def with_model_settings(
     if "noauto" in values and "noauto" not in typed:
         changes["auto"] = not values["noauto"]
     at = len(server_words(settings, file))  # what is typed behind `--` stays last
-    return replace(options, **changes, extra=(*options.extra[:at], *words, *options.extra[at:]))
+    chosen = replace(options, **changes, extra=(*options.extra[:at], *words, *options.extra[at:]))
+    if chosen.warm is None:
+        return chosen
+    return replace(chosen, extra=(WARM_FLAG, str(warm_file(settings, file, chosen.warm)), *chosen.extra))

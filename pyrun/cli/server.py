@@ -90,6 +90,7 @@ class ServerOptions:
     extra: tuple[str, ...]
     overflow: str | None = None
     with_tools: bool = False
+    warm: str | None = None  # a file of prompts to prepare, or its name in llama-run.toml
 
 
 def run_server(

@@ -50,8 +50,10 @@ def install_command(context: click.Context, model: str | None, only_print: bool)
     except OSError as error:
         raise UserError(f"cannot write {error.filename}: {error.strerror}", "check who owns it") from error
     console.say(f"{path} is written")
-    if not _systemctl("daemon-reload") or not _systemctl("enable", "--now", NAME):
+    if not _systemctl("daemon-reload"):
         raise UserError("systemd does not answer for this user", "log in anew, or use `llama-run start` instead")
+    if not _systemctl("enable", "--now", NAME):
+        raise UserError("the service does not start", f"`journalctl --user -u {NAME}` says why")
     console.say("`llama-run service status` shows it; without a login it starts after: loginctl enable-linger")
 
 

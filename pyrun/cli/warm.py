@@ -11,13 +11,14 @@ from typing import Any
 import click
 
 from pyrun import console
+from pyrun.cli.defaults import warm_file
 from pyrun.errors import UserError
 from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE, key_of
 from pyrun.server.warm import Warmed, read_bodies, system_body, warm
 
 
 @click.command("warm")
-@click.argument("file", required=False, metavar="FILE|-")
+@click.argument("file", required=False, metavar="FILE|NAME|-")
 @click.option("--system", metavar="TEXT", help="Prepare this system prompt.")
 @click.option(
     "--tools",
@@ -32,14 +33,21 @@ from pyrun.server.warm import Warmed, read_bodies, system_body, warm
     help=f"The server. Its API key, if any, is taken from {KEY_VARIABLE}.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, one line for each prompt.")
-def warm_command(file: str | None, system: str | None, tools: Path | None, url: str, as_json: bool) -> None:
+@click.pass_context
+def warm_command(
+    context: click.Context, file: str | None, system: str | None, tools: Path | None, url: str, as_json: bool
+) -> None:
     """Prepare prompts on a running server, so that whatever follows them begins at once.
 
     FILE holds bodies of chat requests, one JSON object per line, or a single one over several lines; `-` is stdin.
+    NAME is one that [warm-files] of llama-run.toml gives to such a file.
     They are evaluated one after the other, in the server's idle time: real requests come first.
     """
     if (file is None) == (system is None) or (tools is not None and system is None):
         raise click.UsageError("say what to prepare: FILE, or --system TEXT with --tools FILE or without")
+    if file not in (None, "-"):
+        invocation = context.find_root().obj
+        file = str(warm_file(invocation.settings, invocation.file, file))
     failed = 0
     for number, body in enumerate(_bodies(file, system, tools), 1):
         progress = console.Progress(f"prompt {number}", console.STEPS, transient=True)

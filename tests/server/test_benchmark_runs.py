@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,12 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
-from backend import BINARY
+from backend import BINARY, ONE_THREAD
 from cache_server import toy
 from helpers import ROOT, wait_until
 
 pytestmark = pytest.mark.server
 
+ENVIRONMENT = os.environ | ONE_THREAD
 QUICK = ("--tokens", "8", "--prefix", "300")
 
 
@@ -28,7 +30,9 @@ def command(out: Path, model: str, *words: str) -> list[str]:
 
 
 def benchmark(out: Path, model: str, *words: str) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(command(out, model, *words), cwd=ROOT, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        command(out, model, *words), cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
     assert "Traceback" not in result.stderr, result.stderr
     assert not list(out.with_name("caches").iterdir()), "state was left behind"
     return result
@@ -42,7 +46,12 @@ def summary_of(out: Path) -> dict[str, Any]:
 
 def start(out: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command(out, "dense", *words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(out, "dense", *words),
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

@@ -31,7 +31,7 @@ def toy(name: str) -> str:
 
 def run(program: str, *arguments: str) -> str:
     assert (BIN / program).exists(), f"run `ninja -C {BIN.parent} {program}` first"
-    result = subprocess.run([BIN / program, *arguments], capture_output=True, text=True)
+    result = subprocess.run([BIN / program, *arguments, "-t", "1"], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

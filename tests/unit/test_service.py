@@ -67,6 +67,19 @@ def test_service_without_systemd_is_explained_and_only_our_unit_is_removed(
         assert code == 1 and "is not one that llama-run wrote" in err and path.read_text() == "[Service]\n"
 
 
+def test_service_that_does_not_start_is_not_called_a_systemd_that_does_not_answer(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = clone / "programs"
+    programs.mkdir()
+    systemctl = programs / "systemctl"
+    systemctl.write_text('#!/bin/sh\ncase "$*" in *enable*) echo "Job failed" >&2; exit 1 ;; esac\n')
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    code, _, err = run(capsys, "service", "install")
+    assert code == 1 and "Job failed\nerror: the service does not start" in err and "journalctl --user -u" in err
+
+
 def test_one_server_for_each_port_found_again_and_stopped(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     started = background.start(ASLEEP, logs, 21150, "http://127.0.0.1:21150")

@@ -87,6 +87,32 @@ def test_file_reaches_the_server_where_nothing_counts_more(
     assert absent not in out.replace(str(clone), "")
 
 
+@pytest.mark.parametrize(
+    ("file", "arguments", "expected"),
+    [
+        ("[server]\nwarm = 'coder'", "", "prompts/coder.jsonl"),
+        ("[server]\nwarm = 'coder'\n[models.'smol*']\nwarm = 'mail'", "", "mail.jsonl"),
+        ("[server]\nwarm = 'coder'", "--warm mail", "mail.jsonl"),
+        ("", "--warm prompts/coder.jsonl", "prompts/coder.jsonl"),
+    ],
+)
+def test_prompts_to_prepare_are_named(
+    clone: Path, capsys: pytest.CaptureFixture[str], file: str, arguments: str, expected: str
+) -> None:
+    (clone / "prompts").mkdir()
+    for name in ("prompts/coder.jsonl", "mail.jsonl"):
+        (clone / name).write_text('{"messages": []}')
+    names = "\n[warm-files]\ncoder = 'prompts/coder.jsonl'\nmail = 'mail.jsonl'\ngone = 'gone.jsonl'\n"
+    (clone / "llama-run.toml").write_text(file + names)
+    code, out, err = run(capsys, "--server", "--dry-run", *arguments.split())
+    assert code == 0, err
+    assert f"--cache-ssd-warm {clone / expected}" in out and out.count("--cache-ssd-warm") == 1
+    code, _, err = run(capsys, "--server", "--dry-run", "--warm", "codr")
+    assert code == 1 and "did you mean 'coder'?" in err
+    code, _, err = run(capsys, "warm", "gone")
+    assert code == 1 and f"there is no file {clone / 'gone.jsonl'}" in err
+
+
 def test_model_of_the_file_is_served(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (clone / "llama-run.toml").write_text("[server]\nmodel = 'missing'")
     assert "error: no model is called 'missing'" in run(capsys, "--server", "--dry-run")[2]
