@@ -759,7 +759,8 @@ async function look() {
     conversations = cache.enabled ? (await get("/cache/conversations")).conversations : [];
     if (cache.enabled) await lookAtDisk();
     else disk = null;
-    $("model").textContent = model ? "" : (await get("/v1/models")).data[0]?.id ?? "";
+    // A server that nobody has given a name for its model calls it by its file.
+    $("model").textContent = model ? "" : ((await get("/v1/models")).data[0]?.id ?? "").replace(/^\/.*\//, "");
     tell("");
   } catch (error) {
     if (error instanceof Refused && error.status !== 503) tell(error.message);
