@@ -14,6 +14,7 @@ import pytest
 from backend import PATIENCE
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 
 EVIL = "evil.example"  # the browser finds it on this machine
 # While a server is away or loads its model, the browser says so for each try.
@@ -62,6 +63,9 @@ class Page:
 
     def type(self, selector: str, text: str) -> None:
         self.driver.find_element(By.CSS_SELECTOR, selector).send_keys(text)
+
+    def press_tab(self) -> None:
+        self.driver.switch_to.active_element.send_keys(Keys.TAB)
 
     def until(self, holds: Callable[[], bool], what: str, seconds: float = 30) -> float:
         """Waits, and gives how long it took."""

@@ -138,8 +138,7 @@ public:
         return left;
     }
 
-    // The oldest checkpoints go, the newest stays. Their state stays until room is needed: another prompt may well begin the
-    // same way.
+    // The oldest checkpoints go, the newest stays.
     void limit_checkpoints(conversation & c) {
         const auto is_cold = [&](const checkpoint & point) {
             return turn - std::min(turn, point.last_turn) >= options.windows.warm;
@@ -156,10 +155,9 @@ public:
             const bool   cold    = is_cold(point);
             const bool   surplus = c.checkpoints.size() > options.max_checkpoints || (cold && n_cold > options.max_cold);
             ++it;
-            if (surplus) {
+            if (surplus && graph.retire(point, out)) {
                 n_cold -= cold;
                 count.retired_checkpoints++;
-                graph.forget_checkpoint(point, out);
             }
         }
     }

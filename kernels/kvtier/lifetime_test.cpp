@@ -224,6 +224,52 @@ TEST(removing_a_session_leaves_what_another_is_about_to_finish) {
     CHECK(a.use(*s, 2) == 104);
 }
 
+TEST(removing_a_session_leaves_what_another_that_begins_alike_is_about_to_finish) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    std::vector<std::vector<token>> talks(2, a.session(1, 16)); // One first message, and keys of their own.
+    for (uint64_t i = 0; i < 2; i++) {
+        append(talks[i], 200 + i, 40);
+        save_request request = a.m.request(*s, talks[i], 64, i == 0);
+        request.conversation = { agent::hash(i), 64 + 8, "", {} };
+        CHECK(s->save(request).is_ok());
+    }
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(0), freed).is_ok());
+    CHECK(a.m.restore(*s, talks[1]) == talks[1].size());
+    CHECK(a.m.restore(*s, talks[0]) < talks[0].size());
+
+    // Once it is finished, it goes as any other.
+    save_request request = a.m.request(*s, talks[1], 64);
+    request.conversation = { agent::hash(1), 64 + 8, "", {} };
+    CHECK(s->save(request).is_ok());
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+    CHECK(!holds_tokens(disk, { talks[1].begin() + 80, talks[1].end() }));
+}
+
+TEST(a_session_whose_first_message_has_changed_is_removed_whole) {
+    fault_env     disk;
+    agent         a;
+    store_options o = a.m.options();
+    o.max_checkpoints = 2;
+    auto s = open(disk, o);
+    const std::vector<token> before = a.session(1);
+    CHECK(a.save(*s, 1).is_ok());
+    for (size_t n_own : { 40, 60, 80 }) { // Its client has compacted the history: another beginning, one key.
+        const std::vector<token> now = a.session(2, n_own);
+        save_request request = a.m.request(*s, now, 64);
+        request.conversation = { agent::hash(1), 64 + 8, "", {} };
+        CHECK(s->save(request).is_ok());
+    }
+    CHECK(s->list().size() == 1 && info(*s, 1).turns == 2);
+    s = nullptr;
+    s = open(disk, o);
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+    CHECK(!holds_tokens(disk, { before.begin() + 64, before.end() }));
+}
+
 TEST(protected_conversations_survive_a_budget_of_a_tenth) {
     fault_env     disk;
     agent         a;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <set>
 
 namespace kvtier {
@@ -84,6 +85,7 @@ void object_graph::add(std::unique_ptr<checkpoint> c, conversation & owner, run 
         if (std::find(c->segments.begin(), c->segments.end(), r->owner) == c->segments.end()) {
             c->segments.push_back(r->owner);
             r->owner->users[&owner]++;
+            r->owner->awaited_by = r->owner->awaited_by == owner.hash ? 0 : r->owner->awaited_by;
         }
     }
     end.owner->ends.push_back(c.get());
@@ -159,25 +161,57 @@ void object_graph::forget_segment(segment & s, doomed_files & out) {
     out.push_back({ layout->pages(s.name_space), names::segment(s.id), doomed_file::fate::remove });
 }
 
+// The run with the last of the tokens that name the checkpoint's conversation; null: it is shorter.
+static run * naming_run(const checkpoint & c) {
+    const size_t n_naming = c.n_naming != 0 ? c.n_naming : n_conversation_tokens;
+    run *        r        = c.end;
+    while (r != nullptr && r->p0 >= n_naming) {
+        r = r->parent;
+    }
+    return r != nullptr && r->p1 >= n_naming ? r : nullptr;
+}
+
 // What a conversation may be alone in using: also state whose checkpoint was retired long ago, or never written. That is
-// all that hangs below the tokens that name it, because they are what makes it this conversation.
+// all that hangs below the tokens that name it, but for what another one, which begins alike and has a key of its own, is about
+// to finish.
 static std::vector<segment *> segments_of(const conversation & c) {
     std::set<segment *> found;
-    std::vector<run *>  below;
+    std::set<run *>     naming;
     for (const auto & [number, point] : c.checkpoints) {
-        const size_t n_naming = point->n_naming != 0 ? point->n_naming : n_conversation_tokens;
-        for (run * r = point->end; r != nullptr; r = r->parent) {
-            found.insert(r->owner);
-            if (r->p0 < n_naming && r->p1 >= n_naming) {
-                below.push_back(r);
-            }
+        found.insert(point->segments.begin(), point->segments.end());
+        if (run * r = naming_run(*point)) {
+            naming.insert(r);
         }
     }
+    std::vector<run *> below(naming.begin(), naming.end());
     for (size_t i = 0; i < below.size(); i++) {
         found.insert(below[i]->owner);
         below.insert(below.end(), below[i]->children.begin(), below[i]->children.end());
     }
-    return { found.begin(), found.end() };
+    std::vector<segment *> out;
+    std::copy_if(found.begin(), found.end(), std::back_inserter(out), [&c](const segment * s) {
+        return s->awaited_by == 0 || s->awaited_by == c.hash;
+    });
+    return out;
+}
+
+bool object_graph::retire(checkpoint & c, doomed_files & out) {
+    const run * named = naming_run(c);
+    const bool  found = named == nullptr || std::any_of(c.owner->checkpoints.begin(), c.owner->checkpoints.end(),
+        [&](const auto & other) { return other.second.get() != &c && naming_run(*other.second) == named; });
+    std::vector<uint64_t> mine;
+    for (const segment * s : c.segments) {
+        const bool alone = s->users.size() == 1 && s->users.at(c.owner) == 1;
+        if (!found && alone && s->pins != 0) {
+            return false;
+        }
+        mine.push_back(s->id);
+    }
+    forget_checkpoint(c, out);
+    if (!found) {
+        forget_unneeded(mine, out);
+    }
+    return true;
 }
 
 bool is_being_read(const conversation & c) {
@@ -190,18 +224,10 @@ bool is_being_read(const conversation & c) {
 size_t object_graph::n_needed(const segment & s) const {
     size_t     n    = 0;
     const auto need = [&](const run & r) { n = std::max(n, static_cast<size_t>(&r - s.runs.data()) + 1); };
-    for (const auto & [user, count] : s.users) {
-        for (const auto & [number, point] : user->checkpoints) {
-            const run * r = point->end;
-            while (r != nullptr && r->owner != &s) {
-                r = r->parent;
-            }
-            if (r != nullptr) {
-                need(*r); // the last one of its path here
-            }
-        }
+    for (const checkpoint * c : s.ends) {
+        need(*c->end);
     }
-    for (const run & r : s.runs) {
+    for (const run & r : s.runs) { // A path that does not end here leaves the segment somewhere.
         if (std::any_of(r.children.begin(), r.children.end(), [&](const run * child) { return child->owner != &s; })) {
             need(r);
         }

@@ -110,6 +110,11 @@ public:
     void forget_checkpoint(checkpoint & c, doomed_files & out);
     void forget_checkpoints_at(const run * at, doomed_files & out); // which is about to lose its state, or its anchor
 
+    // For one of several of a conversation. Its state stays: another prompt may well begin the same way. But it goes where no other
+    // checkpoint begins with the same naming tokens (the history was compacted, say): whoever removes the conversation later
+    // would not find it. False: somebody reads that now, and all is as it was.
+    bool retire(checkpoint & c, doomed_files & out);
+
     // With everything that only it uses, file by file. Gives the segments that it was in and that are still there.
     std::vector<uint64_t> forget_conversation(conversation & c, doomed_files & out);
 

@@ -128,6 +128,9 @@ struct segment {
     std::unordered_map<const conversation *, uint32_t> users; // conversations with checkpoints through here
     std::vector<checkpoint *>                          ends;  // checkpoints whose last run is here
 
+    // The conversation that it was written for and whose checkpoint is still to come; 0: none, or not known.
+    uint64_t awaited_by = 0;
+
     std::atomic<uint32_t> pins{ 0 };       // being read or built upon: not to be evicted
     std::atomic<uint32_t> n_refused{ 0 };  // reads that the disk has refused
     std::atomic<uint64_t> looked_up{ 0 };  // number of the last search that came through

@@ -1,4 +1,4 @@
-// What was used last is in RAM again before somebody asks for it: a restart should feel like none.
+// What was used last is in RAM again before somebody asks for it: a restart should feel like none. So is what somebody names.
 #include "kvtier/loading.h"
 #include "kvtier/store_rooms.h"
 
@@ -25,6 +25,20 @@ void store::read_ahead(const std::atomic<bool> & over) {
             }
         }
     }
+}
+
+status store::warm(const key & name_space, uint64_t hash, uint64_t & bytes_read) {
+    const match m = rooms->known.next_restore({ name_space, hash }, SIZE_MAX);
+    bytes_read    = m.bytes_disk;
+    if (m.n_tokens == 0) {
+        return status::miss("no conversation " + hex(hash));
+    }
+    std::unique_ptr<loading> reading; // It ends before the match that it reads.
+    if (m.bytes_disk == 0) {
+        return status::ok();
+    }
+    const status begun = begin_loading(*rooms, m, reading_for::nobody_yet, reading);
+    return begun.is_ok() ? reading->wait() : begun;
 }
 
 } // namespace kvtier

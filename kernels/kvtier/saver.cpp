@@ -179,6 +179,7 @@ status saver::save_runs(const save_request & request, const key & name_space, le
             rooms.count.runs_written    += last - first;
             rooms.count.payload_written += payload;
             written.push_back(make_segment(std::move(head)));
+            written.back()->awaited_by = request.checkpoint ? 0 : request.conversation.hash;
             first = last;
         }
     }

@@ -190,6 +190,9 @@ public:
     // says so.
     void read_ahead(const std::atomic<bool> & over);
 
+    // Reads into RAM what a request would restore that goes on from the conversation, and waits for it. Miss: there is none.
+    status warm(const key & name_space, uint64_t hash, uint64_t & bytes_read);
+
     // Counts a restore that was used: its objects become hot.
     void touch(const match & m);
 

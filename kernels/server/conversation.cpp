@@ -214,16 +214,27 @@ conversation_request conversation_of_request(const http_headers & headers, const
     return out;
 }
 
+// Of the user; 0: it is not known. Where a template has a system message of its own, upstream takes that for a part of what the
+// user's messages begin with, and finds none behind another one: the first answer then begins where the first message ends.
+static size_t end_of_first_message(const common_chat_msg_spans & messages) {
+    const auto first_of = [&](common_chat_role role) {
+        return std::find_if(messages.spans.begin(), messages.spans.end(),
+                            [role](const common_chat_msg_span & span) { return span.role == role; });
+    };
+    if (const auto user = first_of(COMMON_CHAT_ROLE_USER); user != messages.spans.end()) {
+        return user->pos + user->len;
+    }
+    const auto answer = first_of(COMMON_CHAT_ROLE_ASSISTANT);
+    return answer == messages.spans.end() ? 0 : answer->pos;
+}
+
 kvtier::conversation_facts facts_of(const conversation_request & said, const std::vector<kvtier::token> & tokens,
                                     const common_chat_msg_spans & messages) {
     kvtier::conversation_facts out;
     out.title  = said.title;
     out.change = said.change;
-    const auto first = std::find_if(messages.spans.begin(), messages.spans.end(), [](const common_chat_msg_span & span) {
-        return span.role == COMMON_CHAT_ROLE_USER;
-    });
-    if (first != messages.spans.end()) {
-        out.n_naming = static_cast<uint32_t>(std::min(first->pos + first->len, tokens.size()));
+    if (const size_t n_naming = end_of_first_message(messages); n_naming > 0) {
+        out.n_naming = static_cast<uint32_t>(std::min(n_naming, tokens.size()));
         out.hash     = kvtier::conversation_through(tokens.data(), out.n_naming);
     }
     if (!said.key.empty()) {

@@ -23,7 +23,7 @@ server_http_res_ptr with_store(const state_cache & cache, const std::function<se
 static constexpr const char * not_a_hash = "the conversation's hash is 16 hex digits, as GET /cache/conversations lists it";
 static constexpr const char * not_stored = "no such conversation is stored";
 
-static server_http_res_ptr remove_conversation(const state_cache & cache, const std::string & user, const server_http_req & req) {
+static server_http_res_ptr remove_conversation(state_cache & cache, const std::string & user, const server_http_req & req) {
     uint64_t hash;
     if (!kvtier::parse_hex(req.get_param("hash"), hash)) {
         return refuse(not_a_hash, ERROR_TYPE_INVALID_REQUEST);
@@ -35,22 +35,29 @@ static server_http_res_ptr remove_conversation(const state_cache & cache, const 
     return answer(200, { { "hash", kvtier::hex(hash) }, { "bytes_freed", freed } });
 }
 
-static server_http_res_ptr keep_conversation(const state_cache & cache, const std::string & user, const server_http_req & req) {
+static server_http_res_ptr change_conversation(const state_cache & cache, const std::string & user, const server_http_req & req) {
     uint64_t hash;
     if (!kvtier::parse_hex(req.get_param("hash"), hash)) {
         return refuse(not_a_hash, ERROR_TYPE_INVALID_REQUEST);
     }
-    const kvtier::lifetime_change change = lifetime_of(common_json::parse(req.body), "");
-    if (!change.ttl_ms && !change.expire_ms) {
-        return refuse(R"(say how long it is to be kept: {"ttl": "24h"} or {"expire": "7d"})", ERROR_TYPE_INVALID_REQUEST);
+    const common_json             body   = common_json::parse(req.body);
+    const kvtier::lifetime_change change = lifetime_of(body, "");
+    const bool keeps = change.ttl_ms || change.expire_ms;
+    const bool warms = body.is_object() && body.contains("warm") && body.at("warm").is_boolean() && body.at("warm").get<bool>();
+    if (!keeps && !warms) {
+        return refuse(R"(say how long it is to be kept, {"ttl": "24h"} or {"expire": "7d"}, or to read it into RAM, {"warm": true})",
+                      ERROR_TYPE_INVALID_REQUEST);
     }
-    common_json          kept;
-    const kvtier::status s = cache.keep(user, hash, change, kept);
-    return s.is_ok() ? answer(200, kept)
+    common_json    now;
+    kvtier::status s = keeps ? cache.keep(user, hash, change, now) : kvtier::status::ok();
+    if (s.is_ok() && warms) {
+        s = cache.warm(user, hash, now);
+    }
+    return s.is_ok() ? answer(200, now)
          : s.is_miss() ? refuse(not_stored, ERROR_TYPE_NOT_FOUND) : refuse(s.message(), ERROR_TYPE_SERVER);
 }
 
-static server_http_res_ptr remove_user(const state_cache & cache, const std::string & user) {
+static server_http_res_ptr remove_user(state_cache & cache, const std::string & user) {
     if (user.empty()) {
         return refuse("say whose state is to be removed: DELETE /cache/users/ID", ERROR_TYPE_INVALID_REQUEST);
     }
@@ -88,7 +95,7 @@ void add_routes(const server_http_context & http, state_cache & cache, const cac
         return with_store(cache, [&] { return remove_conversation(cache, user_of(req, "user_id"), req); });
     }));
     http.post("/cache/conversations/:hash", here_or_there("POST", [&cache, user_of](const server_http_req & req) {
-        return with_store(cache, [&] { return keep_conversation(cache, user_of(req, "user_id"), req); });
+        return with_store(cache, [&] { return change_conversation(cache, user_of(req, "user_id"), req); });
     }));
     http.del("/cache/users/:id", here_or_there("DELETE", [&cache, user_of](const server_http_req & req) {
         return with_store(cache, [&] { return remove_user(cache, req.get_param("id").empty() ? "" : user_of(req, "id")); });

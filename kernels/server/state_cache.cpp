@@ -131,15 +131,15 @@ void state_cache::say_model(const common_json & body) {
     }
 }
 
-std::shared_ptr<admission> state_cache::admit(const http_headers & headers, const common_json & body, task_response_type api,
+std::shared_ptr<admission> state_cache::admit(const server_http_req & req, const common_json & body, task_response_type api,
                                               const cache_options & options) {
     const bool chat = api != TASK_RESPONSE_TYPE_NONE && api != TASK_RESPONSE_TYPE_OAI_CMPL;
     // Who asks matters to the cache, to the limit and to the memory; without them, a client may call its user what it likes.
     const bool asked = !options.path.empty() || options.max_concurrent_per_user > 0 || (chat && context_overflow::was_cut());
     auto made = std::make_shared<admission>();
-    made->user  = asked ? user_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC, options) : std::string();
+    made->user  = asked ? user_of_request(req.headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC, options) : std::string();
     if (asked) {
-        made->conversation = conversation_of_request(headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC);
+        made->conversation = conversation_of_request(req.headers, body, api == TASK_RESPONSE_TYPE_ANTHROPIC);
         if (chat) {
             context_overflow::name_conversation(made->conversation);
         }
@@ -149,7 +149,7 @@ std::shared_ptr<admission> state_cache::admit(const http_headers & headers, cons
         return made;
     }
     if (core() && asks_to_warm(body, api)) {
-        warm_for_vendor(headers, body, api);
+        warm_for_vendor(req, body, api);
     }
     made->place = gate.enter(made->user, options.max_concurrent_per_user);
     if (!made->place) {
@@ -189,10 +189,10 @@ common_json too_many_requests(const cache_options & options) {
 }
 
 // The client gets the vendor's own kind of answer, instead of what the request would be answered with.
-void state_cache::warm_for_vendor(const http_headers & headers, const common_json & body, task_response_type api) {
+void state_cache::warm_for_vendor(const server_http_req & req, const common_json & body, task_response_type api) {
     const vendor_warm what = warm_of_vendor(body, api);
     try {
-        const warm_result done = warming_->warm(what.route, headers, what.body, [this] { return stopping.load(); });
+        const warm_result done = warming_->warm(what.route, req.headers, what.body, [&] { return stopping || req.should_stop(); });
         tell_instead({ 200, vendor_answer(body, api, done), {} });
     } catch (const handler_refusal & refused) {
         tell_instead({ refused.status, common_json::parse(refused.what()), {} });
@@ -311,10 +311,11 @@ void state_cache::ending(const slot_view & slot) const {
 
 void state_cache::released(const slot_view & slot) {
     live->slots.end(slot.id);
+    const request_times times = planner->times_of(slot.id, slot.stats);
     if (const auto c = core()) {
-        c->released(slot);
+        c->released(slot, times);
     }
-    if (planner->released(slot.id, slot.stats)) {
+    if (planner->released(slot.id)) {
         offer_again();
     }
     if (slot.task != nullptr) {
@@ -349,7 +350,7 @@ common_json state_cache::describe() const {
             out["warm"] = warming_->describe();
         }
         out["power"]   = power.describe();
-        out["written"] = c->written();
+        out["written"] = c->written(power);
         out["prompts"] = {
             { "made_stable",     n_made_stable.load() },
             { "tools_reordered", tools.reordered() },
@@ -458,12 +459,14 @@ void state_cache::flush() const {
     }
 }
 
-bool state_cache::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const {
+bool state_cache::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) {
+    overflow.ahead.forget(user, hash);
     const auto c = core();
     return c && c->admin().remove_conversation(user, hash, bytes_freed);
 }
 
-bool state_cache::remove_user(const std::string & user, uint64_t & bytes_freed) const {
+bool state_cache::remove_user(const std::string & user, uint64_t & bytes_freed) {
+    overflow.ahead.forget(user, 0);
     const auto c = core();
     return c && c->admin().remove_user(user, bytes_freed);
 }
@@ -472,6 +475,11 @@ kvtier::status state_cache::keep(const std::string & user, uint64_t hash, const 
                                  common_json & out) const {
     const auto c = core();
     return c ? c->admin().keep(user, hash, change, out) : kvtier::status::miss(off_because());
+}
+
+kvtier::status state_cache::warm(const std::string & user, uint64_t hash, common_json & out) const {
+    const auto c = core();
+    return c ? c->admin().warm(user, hash, out) : kvtier::status::miss(off_because());
 }
 
 } // namespace llama_run

@@ -106,7 +106,7 @@ public:
 
     // Null when the user has as many requests as allowed. Throws std::invalid_argument for what user_id.h and conversation.h
     // refuse. api: which fields of the body are upstream's and ours, and which a client wrote.
-    std::shared_ptr<admission> admit(const http_headers & headers, const common_json & body, task_response_type api,
+    std::shared_ptr<admission> admit(const server_http_req & req, const common_json & body, task_response_type api,
                                      const cache_options & options);
 
     void arrive(server_task & task, const admission & from) const;
@@ -192,14 +192,18 @@ public:
 
     // What POST /cache/power was told. While the battery is low nothing is written, warmed or read ahead.
     void set_power(bool mains, int battery);
+    void set_disk(uint64_t n_written, uint64_t n_rated) { power.set_disk(n_written, n_rated); }
     bool saves_power() const { return power.is_low(); }
 
     void flush() const;
-    bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const; // false: there is none
-    bool remove_user(const std::string & user, uint64_t & bytes_freed) const;
+    bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed); // false: there is none
+    bool remove_user(const std::string & user, uint64_t & bytes_freed);
 
     // Says how long a conversation is kept, and gives it as `conversations` lists it then. Miss: there is none.
     kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out) const;
+
+    // Reads it into RAM, likewise.
+    kvtier::status warm(const std::string & user, uint64_t hash, common_json & out) const;
 
     // What happens now. It outlives the listeners that it has.
     const std::shared_ptr<live_view> live = std::make_shared<live_view>();
@@ -218,7 +222,7 @@ private:
 
     server_queue * known_queue() const;
     void           offer_again() const;
-    void           warm_for_vendor(const http_headers & headers, const common_json & body, task_response_type api);
+    void           warm_for_vendor(const server_http_req & req, const common_json & body, task_response_type api);
 
     const std::unique_ptr<request_planner> planner;
     power_state                 power;

@@ -257,7 +257,8 @@ def supervise(home: Home, settings: ServerSettings, profile: Profile | None = No
     rotate(log)
     view = _View(home, settings)
     key = find_key(settings.extra, os.environ)
-    power = PowerWatch(settings.address.url, key.value if key else None, console.say)
+    cache = Path(settings.cache) if settings.cache else None
+    power = PowerWatch(settings.address.url, key.value if key else None, console.say, cache)
 
     def listen(state: State, detail: str) -> None:
         view(state, detail)

@@ -1,5 +1,5 @@
 """Tells a running server what the machine's power does: before a suspend everything is written, and while the battery
-is low nothing is."""
+is low nothing is. And how worn the disk is that it writes to."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pyrun.errors import UserError
+from pyrun.power.disk import Wear, read_wear
 from pyrun.power.sleep import Sleep, listen
 from pyrun.power.supply import SUPPLIES, Power, read_power
 from pyrun.server.ask import ask
 
 LOOK_SECONDS = 30.0  # so often the battery is looked at
+WEAR_SECONDS = 3600.0  # so often the disk is asked
 WAIT_SECONDS = 0.5  # so long an end may take to be noticed
 
 
@@ -26,16 +28,20 @@ class PowerWatch:
         url: str,
         key: str | None,
         say: Callable[[str], None],
+        cache: Path | None = None,
         supplies: Path = SUPPLIES,
         look: float = LOOK_SECONDS,
     ) -> None:
         self._url = url
         self._key = key
         self._say = say
+        self._cache = cache
         self._supplies = supplies
         self._look = look
         self._ending = threading.Event()
-        self._told: Power | None = None
+        self._told: tuple[Power, Wear | None] | None = None
+        self._wear: Wear | None = None
+        self._next_wear = 0.0
         self._held = False
         self._started = False
         self._thread = threading.Thread(target=self._run, name="power", daemon=True)
@@ -92,11 +98,16 @@ class PowerWatch:
 
     def _tell_power(self) -> None:
         power = read_power(self._supplies)
-        if power == self._told or (self._told is None and power == Power(mains=True)):
-            return  # A machine without a battery has nothing to tell.
+        if self._cache is not None and time.monotonic() >= self._next_wear:
+            self._next_wear = time.monotonic() + WEAR_SECONDS
+            self._wear = read_wear(self._cache)
+        now = (power, self._wear)
+        if now == self._told or (self._told is None and now == (Power(mains=True), None)):
+            return  # A machine without a battery has nothing to tell, but of its disk.
         with contextlib.suppress(UserError):  # it is told the next time, when it answers
-            told = ask(self._url, "/cache/power", self._key, post=power.body(), verify=False)
-            self._told = power
+            body = power.body() | (self._wear.body() if self._wear else {})
+            told = ask(self._url, "/cache/power", self._key, post=body, verify=False)
+            self._told = now
             held = bool(told.get("power", {}).get("writes_held"))
             if held and not self._held:
                 self._say(f"the battery is at {power.battery} %: nothing is written before mains, a suspend or the end")

@@ -78,11 +78,9 @@ def request_line(told: dict[str, Any]) -> str:
     """Says what became of a request."""
     reused, evaluated, answered = told["tokens_reused"], told["tokens_evaluated"], told["tokens_answered"]
     source = f" from {SOURCES[told['cache_source']]}" if told["cache_source"] in SOURCES else ""
-    first = told.get("shared_wait_ms", 0) + told.get("restore_ms", 0) + told["prompt_ms"]
+    planned = f" (planned {milliseconds(told['planned_ms'])})" if "planned_ms" in told else ""
+    first = f", first token after {milliseconds(told['first_token_ms'])}{planned}" if "first_token_ms" in told else ""
     speed = (
         f" at {1000 * (answered - 1) / told['answer_ms']:.1f} tokens/s" if answered > 1 and told["answer_ms"] else ""
     )
-    return (
-        f"{reused:,} of {reused + evaluated:,} tokens reused{source}, first token after {milliseconds(first)}, "
-        f"{answered:,} answered{speed}"
-    )
+    return f"{reused:,} of {reused + evaluated:,} tokens reused{source}{first}, {answered:,} answered{speed}"

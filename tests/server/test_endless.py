@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from cache_server import CacheServer, Serve, say, toy
 from helpers import ROOT, wait_until
 
@@ -124,6 +125,43 @@ def test_a_cut_finds_its_prefix_evaluated_ahead(serve: Serve, kv: Path) -> None:
     assert cuts, "it was cut"
     for reused, size in cuts:
         assert reused > size - 150, cuts
+
+
+def until_planned(server: CacheServer) -> Chat:
+    """A chat whose next cut is near: with its last request, what that will keep is evaluated ahead."""
+    history = talk(8)
+    for turn in range(8, 24):
+        history.append(say("user", f"Question {turn}: {LINES[turn % len(LINES)][:80]}?"))
+        before = server.cache()["overflow"]["tokens_ahead"]
+        answer = server.chat(history, max_tokens=4)
+        history.append(say("assistant", answer.text))
+        settle(server)
+        if server.cache()["overflow"]["tokens_ahead"] > before:
+            return history
+    raise AssertionError("nothing was evaluated ahead")
+
+
+def test_what_was_planned_ahead_for_a_chat_goes_with_it(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), "--parallel", "2", "--ctx-size", "2048", "--no-kv-unified", *EVICT, cache=kv)
+    history = until_planned(server)
+    ahead = server.cache()["overflow"]["tokens_ahead"]
+    (chat,) = server.conversations()
+    long = {"prompt": "The Nile", "n_predict": 900, "ignore_eos": True, "stream": True}
+    with requests.post(f"{server.url}/completion", json=long, stream=True, timeout=60) as busy:
+        next(busy.iter_lines())  # Nothing is evaluated ahead while somebody is served.
+        server.chat([*history, say("user", "And then?")], max_tokens=2)
+        assert server.request("DELETE", f"/cache/conversations/{chat['hash']}").status_code == 200
+    settle(server)
+    assert chat["hash"] not in [one["hash"] for one in server.conversations()]
+    assert server.cache()["overflow"]["tokens_ahead"] == ahead
+
+
+def test_a_server_that_evaluates_ahead_falls_asleep_behind_it(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), *SMALL, *EVICT, "--sleep-idle-seconds", "1", cache=kv)
+    history = until_planned(server)
+    for words in ("And then?", "And now?"):
+        wait_until(lambda: bool(server.get("/props")["is_sleeping"]), 30, "it sleeps")
+        assert server.chat([*history, say("user", words)], max_tokens=2).reused > 0
 
 
 def settle(server: CacheServer) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import requests
-from cache_server import CacheServer, Serve, Tokens, say, toy
+from cache_server import CacheServer, Serve, Tokens, say, smollm2, toy
 from helpers import wait_until
 from stores import run
 from xxhash import xxh3_64_intdigest
@@ -110,6 +110,19 @@ def test_eighty_sessions_of_one_agent_are_eighty_lines(
         assert answer.reused == answer.prompt_size - 1 and answer.source == "cold", (number, answer.timings)
     again = server.chat(session(40), max_tokens=1)
     assert again.reused < again.prompt_size - 8, "nothing of the removed one's own words is left"
+
+
+def test_sessions_are_told_apart_where_the_template_has_a_system_message_of_its_own(serve: Serve, kv: Path) -> None:
+    server = serve(smollm2(), "--parallel", "2", "--ctx-size", "4096", cache=kv)
+    system = say("system", "You know the rivers of the world.")
+    for river in ("Nile", "Rhine"):
+        talk = [system, say("user", f"Where is the {river}?")]
+        answer = server.chat(talk, max_tokens=4)
+        server.chat([*talk, say("assistant", answer.text), say("user", "And where does it end?")], max_tokens=4)
+    server.flush()
+    found = {(one["title"], one["turns"]) for one in server.conversations()}
+    assert found == {("Where is the Nile?", 2), ("Where is the Rhine?", 2)}
+    assert all("conversation" in one for one in server.get("/cache/requests")["requests"])
 
 
 def test_turns_of_a_session_are_one_line_and_keep_its_title(serve: Serve, kv: Path) -> None:

@@ -124,6 +124,17 @@ def test_a_full_queue_is_503_and_the_clients_own_retry_succeeds(serve: Serve, kv
     assert server.cache()["plan"]["queue"]["refused_full"] >= 3
 
 
+def test_every_answer_of_a_request_takes_a_slot(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), *SHARED, "--max-queue", "0", cache=kv)
+    body = {"messages": prompt(1, 20), "n": 4, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with requests.post(f"{server.url}/v1/chat/completions", json=body, stream=True, timeout=60) as answers:
+        lines = answers.iter_lines()
+        wait_until(lambda: bool(next(lines)) and server.cache()["plan"]["queue"]["served"] == 4, 30, "all are served")
+        full = server.request("POST", "/v1/chat/completions", {"messages": prompt(2, 5), "max_tokens": 1})
+        assert full.status_code == 503, full.text
+    wait_until(lambda: server.cache()["plan"]["queue"]["served"] == 0, 30, "nobody is served")
+
+
 def test_a_request_that_waits_too_long_is_504(serve: Serve, kv: Path) -> None:
     flags = ("--parallel", "1", "--ctx-size", "2048", "--queue-timeout", "1.5")
     server = serve(smollm2(), *flags, cache=kv)

@@ -12,6 +12,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+import requests
 from cache_server import CacheServer, Serve, say, smollm2, toy
 from helpers import ROOT, wait_until
 
@@ -112,6 +113,37 @@ def test_preparing_waits_for_requests_and_goes_on_behind_them(serve: Serve, kv: 
     assert after.reused == result["tokens"]
     # What was evaluated before the request came was kept.
     assert server.flush()["requests"]["tokens_evaluated"] < result["tokens"] + 300
+
+
+def test_nothing_is_prepared_for_a_vendors_client_that_has_left(serve: Serve, kv: Path) -> None:
+    server = serve(smollm2(), "--parallel", "1", "--ctx-size", "4096", cache=kv)
+    long = {"prompt": "The Nile", "n_predict": 3000, "ignore_eos": True, "stream": True}
+    with requests.post(f"{server.url}/completion", json=long, stream=True, timeout=60) as busy:
+        lines = busy.iter_lines()
+        next(lines)
+        body = {"model": "any", "max_tokens": 0, "system": SYSTEM["content"], "messages": [QUESTION]}
+        with pytest.raises(requests.RequestException):
+            requests.post(f"{server.url}/v1/messages", json=body, timeout=1)
+        wait_until(lambda: server.cache()["warm"]["queued"] == 0, 30, "given up while another is served")
+        assert next(line for line in lines if line) and server.cache()["warm"]["failed"] == 1
+
+
+def test_a_stored_conversation_is_read_into_ram_by_its_name(serve: Serve, kv: Path) -> None:
+    flags = (*FLAGS, "--cache-ssd-read-ahead", "off")
+    server = serve(toy("hybrid-mamba"), *flags, cache=kv)
+    said = server.chat([SYSTEM, QUESTION])
+    server.stop()
+    server = serve(toy("hybrid-mamba"), *flags, cache=kv)
+    (stored,) = server.conversations()
+    assert stored["tier"] == "cold"
+    where = f"/cache/conversations/{stored['hash']}"
+    now = server.post(where, {"warm": True, "ttl": "1h"})
+    assert now["bytes_read"] > 0 and now["tier"] != "cold" and now["ttl"] == "1h"
+    assert server.post(where, {"warm": True})["bytes_read"] == 0
+    after = server.chat([SYSTEM, QUESTION, say("assistant", said.text), say("user", "And tomorrow?")])
+    assert after.source in ("hot", "warm") and after.reused > 100
+    assert server.request("POST", where, {"warm": False}).status_code == 400
+    assert server.request("POST", "/cache/conversations/0123456789abcdef", {"warm": True}).status_code == 404
 
 
 def test_what_cannot_be_prepared_is_reported_and_costs_nothing(serve: Serve, kv: Path) -> None:

@@ -59,6 +59,7 @@ WAITS = re.findall(r'return "(\w+)";', WAITED)[:-1] + re.findall(r'emplace_back\
 PLANNER = (SERVER / "plan" / "request_planner.cpp").read_text()
 PLANNED = body(PLANNER[PLANNER.index("request_planner::describe() const") - 12 :], "request_planner::describe")
 WARMER = (SERVER / "warm" / "warmer.cpp").read_text()
+POWER = (SERVER / "power" / "power_state.h").read_text()
 EXPERT_FIELDS = keys(body(EXPERTS, "expert_view::describe"))
 LIVE = (SERVER / "live" / "live_view.cpp").read_text()
 LIVE_FIELDS = {
@@ -75,7 +76,10 @@ FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
     ("heading", "in_code"),
     [
         ("GET /cache", {*keys(DESCRIBED), *re.findall(r'(?:out|off)\["(\w+)"\]', DESCRIBED + WHOLE)} - NESTED),
-        ("GET /cache/requests", {*keys(LOGGED), *re.findall(r'entry\["(\w+)"\]', LOGGED)} - IN_PARTED),
+        (
+            "GET /cache/requests",
+            {*keys(LOGGED), *re.findall(r'(?:entry\[|add_time\(entry, )"(\w+)"', LOGGED)} - IN_PARTED,
+        ),
         ("requests", keys(REQUESTS)),
         ("speed", re.findall(r'"(\w+_per_s)"', SPEED)),
         ("waited_ms", WAITS),
@@ -88,8 +92,14 @@ FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
         ("plan", keys(PLANNED)),
         ("memory", keys(body(PLANNER, "request_planner::describe_memory"))),
         ("warm", keys(body(WARMER, "warmer::describe"))),
-        ("power", keys((SERVER / "power" / "power_state.h").read_text())),
-        ("written", keys(body((SERVER / "power" / "wear.cpp").read_text(), "cache_core::written"))),
+        ("power", keys(POWER)),
+        (
+            "written",
+            {
+                *keys(body((SERVER / "power" / "wear.cpp").read_text(), "cache_core::written")),
+                *re.findall(r'written\["(\w+)"\]', POWER),
+            },
+        ),
         ("POST /cache/warm", keys(body(WARMER, "warm_result::describe"))),
         ("POST /cache/plan", keys(body(PLANNER, "request_planner::describe"))),
         ("GET /cache/slots", LIVE_FIELDS),

@@ -34,6 +34,8 @@ DONE = {
     "answer_ms": 8000,
     "cache_source": "cold",
     "restore_ms": 110.7,
+    "first_token_ms": 191.4,
+    "planned_ms": 171.2,
     "cache_miss": {"reason": "parted", "at": 41},
     "parted": {"words": "a\x1b[2Jb | c", "early": True, "advice": ""},
 }
@@ -54,8 +56,10 @@ def test_a_slot_says_what_it_does(slot: dict[str, object], line: str) -> None:
 
 
 def test_requests_say_what_became_of_them() -> None:
-    told = "2,101 of 2,105 tokens reused from disk, first token after 171 ms, 81 answered at 10.0 tokens/s"
-    assert request_line(DONE) == told
+    first = "first token after 191 ms (planned 171 ms)"
+    assert request_line(DONE) == f"2,101 of 2,105 tokens reused from disk, {first}, 81 answered at 10.0 tokens/s"
+    left = {name: value for name, value in DONE.items() if name not in ("first_token_ms", "planned_ms")}
+    assert request_line(left | {"tokens_answered": 0}) == "2,101 of 2,105 tokens reused from disk, 0 answered"
     assert waiting_line({"tokens": 4182, "waits_for": "files", "for_ms": 3}) == "waiting: 4,182 tokens for its files"
 
 

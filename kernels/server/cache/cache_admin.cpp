@@ -182,6 +182,15 @@ common_json cache_admin::conversations(const std::string & user) const {
     return out;
 }
 
+common_json cache_admin::conversation(const std::string & user, uint64_t hash) const {
+    for (const common_json & entry : conversations(user)) {
+        if (entry.at("hash").get<std::string>() == kvtier::hex(hash)) {
+            return entry;
+        }
+    }
+    return common_json::object();
+}
+
 static void add_metric(std::string & out, const std::string & name, const std::string & meaning, const char * type,
                        double value) {
     out += "# HELP llamacpp:cache_" + name + " " + meaning + "\n# TYPE llamacpp:cache_" + name + " " + type +
@@ -334,12 +343,22 @@ status cache_admin::keep(const std::string & user, uint64_t hash, const kvtier::
     if (s.is_ok() && stores.draft != nullptr) {
         (void) stores.draft->store().set_lifetime(name_space, hash, change).is_ok(); // It may have nothing of it.
     }
-    for (const common_json & entry : conversations(user)) {
-        if (entry.at("hash").get<std::string>() == kvtier::hex(hash)) {
-            out = entry;
-        }
-    }
+    out = conversation(user, hash);
     return s;
+}
+
+status cache_admin::warm(const std::string & user, uint64_t hash, common_json & out) {
+    uint64_t bytes_read = 0;
+    status   result     = status::ok();
+    for (sequence_store * store : stores.all()) {
+        uint64_t     n_read = 0;
+        const status s      = store->store().warm(kvtier::user_key(user), hash, n_read);
+        bytes_read += n_read;
+        result = store == stores.target.get() ? s : result; // The draft's may have nothing of it.
+    }
+    out = conversation(user, hash);
+    out["bytes_read"] = bytes_read;
+    return result;
 }
 
 } // namespace llama_run

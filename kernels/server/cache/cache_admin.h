@@ -50,6 +50,10 @@ public:
 
     // Says how long a conversation is kept, and gives it as it is listed then. Miss: there is none.
     kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out);
+
+    // Reads what a conversation would be restored from into RAM. Miss: there is none.
+    kvtier::status warm(const std::string & user, uint64_t hash, common_json & out);
+
     common_json saved(const std::string & user); // by the cache, day by day; the empty user: everybody together
     common_json disk() const;                    // where the bytes on disk are
 
@@ -57,6 +61,7 @@ private:
     static std::string       days_path(const cache_stores & stores);
     static day_totals::bytes bytes_so_far(const cache_stores & stores);
 
+    common_json conversation(const std::string & user, uint64_t hash) const; // as it is listed
     void     forget(const removal & what);
     uint64_t remove(const removal & what, const std::function<kvtier::status(kvtier::store &, uint64_t &)> & from, bool & done);
 

@@ -49,7 +49,7 @@ public:
     bool         is_cut(int id_slot, size_t n_tokens) const;
     void         evaluated(const slot_view & slot);
     void         ending(const slot_view & slot);
-    void         released(const slot_view & slot);
+    void         released(const slot_view & slot, const request_times & took);
     void         interrupted(const slot_view & slot);
     void         distrust(const slot_view & slot);
     void         replaced(const slot_view & slot);
@@ -62,7 +62,7 @@ public:
 
     // Nothing is written while they are held, but for flush and close.
     void        hold_writes(bool on);
-    common_json written() const; // what was: today, this week, in all
+    common_json written(const power_state & power) const; // what was: today, this week, in all; what that does to the disk
 
     cache_admin & admin() { return *admin_; }
 
@@ -144,7 +144,7 @@ private:
     void   take_anchor(const slot_view & slot, turn & t);
     void   note_use(const slot_view & slot, turn & t);
     void   save(const slot_view & slot, turn & t, size_t n_tokens, bool complete, bool anchor_end);
-    void   count(const slot_view & slot, const turn & t, bool removed);
+    void   count(const slot_view & slot, const turn & t, const request_times & took, bool removed);
 
     llama_context * const target_ctx;
     llama_context * const draft_ctx;

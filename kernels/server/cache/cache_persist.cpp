@@ -175,7 +175,7 @@ void cache_core::interrupted(const slot_view & slot) {
     t.store = false; // Whoever releases the slot takes it for what its list says.
 }
 
-void cache_core::released(const slot_view & slot) {
+void cache_core::released(const slot_view & slot, const request_times & took) {
     const waited::timer timed(times, wait_cause::persist);
     turn & t = turn_of(slot);
     give_up_arrival(slot);
@@ -190,7 +190,7 @@ void cache_core::released(const slot_view & slot) {
         const bool is_end = t.warms != warming::part; // Nobody goes on from a part but the next part, in the slot itself.
         save(slot, t, slot.prompt.tokens.size(), is_end, is_end);
     }
-    count(slot, t, removed);
+    count(slot, t, took, removed);
     t.anchors.clear();
     if (removed || !t.exact) {
         board.anchors.clear(slot.id);
@@ -202,7 +202,7 @@ void cache_core::released(const slot_view & slot) {
     }
 }
 
-void cache_core::count(const slot_view & slot, const turn & t, bool removed) {
+void cache_core::count(const slot_view & slot, const turn & t, const request_times & took, bool removed) {
     if (!t.report.shown || t.warms != warming::no) {
         return; // What was evaluated ahead is counted where it was asked for.
     }
@@ -219,6 +219,7 @@ void cache_core::count(const slot_view & slot, const turn & t, bool removed) {
     done.conversation = t.conversation.hash;
     done.report       = t.report;
     done.parted       = t.parted;
+    done.took         = took;
     done.n_reused     = slot.stats.n_prompt_cached;
     done.n_evaluated  = slot.stats.n_prompt_processed;
     done.n_answered   = slot.stats.n_gen;

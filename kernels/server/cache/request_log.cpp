@@ -48,6 +48,12 @@ void request_log::add(finished_request request) {
     }
 }
 
+static void add_time(common_json & entry, const char * name, double ms) {
+    if (ms >= 0) {
+        entry[name] = ms;
+    }
+}
+
 common_json describe_request(const finished_request & r) {
     common_json entry = {
         { "at_ms",            r.at_ms },
@@ -58,6 +64,12 @@ common_json describe_request(const finished_request & r) {
         { "answer_ms",        r.answer_ms },
     };
     r.report.add_to(entry, r.n_reused, r.n_evaluated);
+    if (r.conversation != 0) {
+        entry["conversation"] = kvtier::hex(r.conversation);
+    }
+    add_time(entry, "first_token_ms", r.took.first_ms);
+    add_time(entry, "queue_ms", r.took.queue_ms);
+    add_time(entry, "planned_ms", r.took.planned_ms);
     if (!r.parted.words.empty()) {
         entry["parted"] = {
             { "words",  r.parted.words },

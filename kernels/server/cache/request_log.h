@@ -4,6 +4,7 @@
 #pragma once
 
 #include "server/cache_report.h"
+#include "server/plan/request_line.h"
 
 #include "kvtier/keys.h"
 #include "kvtier/thread_annotations.h"
@@ -35,6 +36,7 @@ struct finished_request {
     uint64_t     conversation = 0; // 0: not known
     cache_report report;
     parting      parted;
+    request_times took;            // from its arrival
     uint64_t     n_reused    = 0;
     uint64_t     n_evaluated = 0;
     uint64_t     n_answered  = 0;

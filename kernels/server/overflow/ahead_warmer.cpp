@@ -42,6 +42,10 @@ void ahead_warmer::close() {
     }
 }
 
+bool ahead_warmer::job::is_of(const std::string & whose, uint64_t conversation_hash) const {
+    return user == whose && (conversation_hash == 0 || kvtier::conversation_of_key(conversation.key) == conversation_hash);
+}
+
 bool ahead_warmer::is_on() const {
     kvtier::mutex_lock guard(shared->mu);
     return !shared->stopping;
@@ -49,13 +53,12 @@ bool ahead_warmer::is_on() const {
 
 void ahead_warmer::plan(job && next) {
     kvtier::mutex_lock guard(shared->mu);
-    if (shared->stopping) {
+    if (shared->stopping || shared->paused) {
         return;
     }
     std::deque<job> & jobs = shared->jobs;
-    jobs.erase(std::remove_if(jobs.begin(), jobs.end(), [&](const job & j) {
-        return j.user == next.user && j.conversation.key == next.conversation.key;
-    }), jobs.end());
+    jobs.erase(std::remove_if(jobs.begin(), jobs.end(), [&](const job & j) { return j.is_like(next); }), jobs.end());
+    next.awake = queue->awake.hold();
     jobs.push_back(std::move(next));
     if (jobs.size() > max_jobs) {
         jobs.pop_front();
@@ -65,7 +68,16 @@ void ahead_warmer::plan(job && next) {
 void ahead_warmer::pause(bool on) {
     kvtier::mutex_lock guard(shared->mu);
     shared->paused = on;
-    shared->changed.notify_all();
+    if (on) {
+        shared->jobs.clear();
+    }
+}
+
+void ahead_warmer::forget(const std::string & user, uint64_t hash) {
+    kvtier::mutex_lock guard(shared->mu);
+    std::deque<job> & jobs = shared->jobs;
+    jobs.erase(std::remove_if(jobs.begin(), jobs.end(), [&](const job & j) { return j.is_of(user, hash); }), jobs.end());
+    shared->forgotten = shared->forgotten || (shared->worked_on != nullptr && shared->worked_on->is_of(user, hash));
 }
 
 std::shared_ptr<void> ahead_warmer::enter() {
@@ -94,7 +106,7 @@ void ahead_warmer::run() {
         job next;
         {
             kvtier::mutex_lock guard(shared->mu);
-            while (!shared->stopping && (shared->jobs.empty() || shared->n_requests > 0 || shared->paused)) {
+            while (!shared->stopping && (shared->jobs.empty() || shared->n_requests > 0)) {
                 shared->changed.wait(guard);
             }
             if (shared->stopping) {
@@ -102,32 +114,31 @@ void ahead_warmer::run() {
             }
             next = std::move(shared->jobs.front());
             shared->jobs.pop_front();
+            shared->worked_on = &next;
+            shared->forgotten = false;
         }
+        outcome result = outcome::stopped;
         try {
-            work(next);
+            result = work(next);
         } catch (const std::exception & error) {
             LOG_WRN("context: the next cut is not evaluated ahead: %s\n", error.what());
         }
+        kvtier::mutex_lock guard(shared->mu);
+        shared->worked_on = nullptr;
+        // The rest is done when all is quiet again, unless the conversation has gone on meanwhile.
+        const bool renewed = std::any_of(shared->jobs.begin(), shared->jobs.end(), [&](const job & j) { return j.is_like(next); });
+        if (result == outcome::disturbed && !renewed && !shared->stopping && !shared->paused && !shared->forgotten) {
+            shared->jobs.push_front(std::move(next));
+        }
     }
 }
 
-// The rest is done when all is quiet again, unless the conversation has gone on meanwhile.
-void ahead_warmer::put_back(job && j) {
-    kvtier::mutex_lock guard(shared->mu);
-    const bool renewed = std::any_of(shared->jobs.begin(), shared->jobs.end(), [&](const job & other) {
-        return other.user == j.user && other.conversation.key == j.conversation.key;
-    });
-    if (!renewed && !shared->stopping) {
-        shared->jobs.push_front(std::move(j));
-    }
-}
-
-void ahead_warmer::work(job & j) {
+ahead_warmer::outcome ahead_warmer::work(const job & j) {
     common_json             body = j.body;
     std::vector<raw_buffer> files;
     const common_json data = oaicompat_chat_params_parse(body, *j.chat, files);
     if (!files.empty()) {
-        return; // The cache keeps no pictures.
+        return outcome::stopped; // The cache keeps no pictures.
     }
     const llama_vocab * vocab      = llama_model_get_vocab(llama_get_model(target));
     const llama_tokens  tokens     = common_tokenize(vocab, data.at("prompt").get<std::string>(), true, true);
@@ -140,15 +151,11 @@ void ahead_warmer::work(job & j) {
         n = std::min(n + step, tokens.size());
         server_task task = make_task(j, tokens, n, delimiters);
         cache.arrive(task, j, n == tokens.size());
-        const outcome result = evaluate(std::move(task));
-        if (result == outcome::disturbed) {
-            put_back(std::move(j));
-            return;
-        }
-        if (result != outcome::done) {
-            return;
+        if (const outcome result = evaluate(std::move(task)); result != outcome::done) {
+            return result;
         }
     }
+    return outcome::done;
 }
 
 server_task ahead_warmer::make_task(const job & j, const llama_tokens & tokens, size_t n,
@@ -170,13 +177,13 @@ ahead_warmer::outcome ahead_warmer::evaluate(server_task && task) {
     const int  id   = task.id;
     const auto late = std::chrono::steady_clock::now() + max_step_time;
     kvtier::mutex_lock guard(shared->mu);
-    if (shared->stopping) {
+    if (shared->stopping || shared->paused || shared->forgotten) {
         return outcome::stopped;
     }
-    if (shared->n_requests > 0 || shared->paused) {
+    if (shared->n_requests > 0) {
         return outcome::disturbed;
     }
-    shared->running = id;
+    shared->running = id; // A removal that comes from now on finds the task.
     guard.unlock();
     queue->post(std::move(task));
     guard.lock();

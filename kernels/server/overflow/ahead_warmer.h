@@ -3,6 +3,9 @@
 // It goes in small steps, each a task of its own in the server's queue, and only while no request is under way: one that comes
 // waits for the end of a step at most. What was evaluated until then is kept, and the rest goes on when all is quiet again.
 //
+// A server with something planned does not fall asleep: it would hold its queue, which the warmer's thread posts to, and wait for
+// that thread.
+//
 // Thread safety: open, close and released belong to the inference thread; the rest may be called from any thread.
 #pragma once
 
@@ -34,6 +37,10 @@ public:
         conversation_request       conversation; // with a key
         common_json                body;
         const server_chat_params * chat = nullptr;
+        std::shared_ptr<void>      awake; // plan sets it
+
+        bool is_of(const std::string & user, uint64_t conversation_hash) const; // 0: of any of the user's conversations
+        bool is_like(const job & other) const { return user == other.user && conversation.key == other.conversation.key; }
     };
 
     // The cache that keeps what is evaluated.
@@ -52,8 +59,12 @@ public:
     void close();
 
     bool is_on() const;
-    void plan(job && next); // nothing, while it is off
-    void pause(bool on);    // a battery is low: what is planned waits
+    void plan(job && next); // nothing, while it is off or paused; belongs to a request that keeps the server awake
+    void pause(bool on);    // a battery is low: what is planned is given up
+
+    // What was planned for a conversation that is about to be removed, or for all of a user's, is given up; what is under way ends
+    // with its step. hash: 0 for all.
+    void forget(const std::string & user, uint64_t hash);
 
     // A request is under way for as long as the result lives.
     std::shared_ptr<void> enter();
@@ -72,13 +83,14 @@ private:
         int               running GUARDED_BY(mu)    = -1; // the task that is waited for
         bool              stopping GUARDED_BY(mu)   = true; // or not begun
         bool              paused GUARDED_BY(mu)     = false;
+        const job *       worked_on GUARDED_BY(mu)  = nullptr;
+        bool              forgotten GUARDED_BY(mu)  = false; // the one that is worked on
     };
 
     enum class outcome : uint8_t { done, disturbed, stopped };
 
     void        run();
-    void        work(job & j);
-    void        put_back(job && j);
+    outcome     work(const job & j);
     server_task make_task(const job & j, const llama_tokens & tokens, size_t n,
                           const common_chat_msg_delimiters & delimiters) const;
     outcome     evaluate(server_task && task);

@@ -226,7 +226,7 @@ context_dropped context_overflow::admit(const std::string & user, const conversa
     last_cut     = {};
     n_cut_requests += cut.dropped.n_messages > 0;
     if (cut.ahead.is_object()) {
-        ahead.plan({ user, asked, std::move(cut.ahead), cut.chat });
+        ahead.plan({ user, asked, std::move(cut.ahead), cut.chat, nullptr });
     }
     if (const auto to = spool_now(); to && cut.dropped.n_messages > 0) {
         to->leave(user, kvtier::conversation_of_key(asked.key), std::move(cut.messages));

@@ -288,21 +288,27 @@ const REMEDIES = {
 let requests = [];
 let shownRequests = 20;
 
+// Which conversation a request belongs to: by its title, where it is stored and has one.
+function nameOf(one) {
+  if (!one.conversation) return [];
+  const title = conversations.find((other) => other.hash === one.conversation)?.title;
+  return [", ", title ? el("bdi", { dir: "auto" }, title) : el("code", { class: "faint" }, one.conversation)];
+}
+
 function request(one) {
   const all = one.tokens_reused + one.tokens_evaluated;
-  const first = (one.shared_wait_ms ?? 0) + (one.restore_ms ?? 0) + one.prompt_ms;
   const made = el("li", { class: "request" });
-  const who = one.conversation ? [el("code", { class: "faint" }, one.conversation)] : [];
   made.append(el("div", { class: "row" },
-    el("time", { datetime: new Date(one.at_ms).toISOString(), title: new Date(one.at_ms).toLocaleString() }, ago(one.at_ms)), ...who,
+    el("span", {}, el("time", { datetime: new Date(one.at_ms).toISOString(), title: new Date(one.at_ms).toLocaleString() }, ago(one.at_ms)), ...nameOf(one)),
     el("span", { class: "numbers" }, `${count(one.tokens_reused)} of ${count(all)} tokens reused, ${SOURCES[one.cache_source] ?? one.cache_source}`)));
   made.append(bar([["reused", one.tokens_reused], ["evaluated", one.tokens_evaluated]], all,
     `${count(one.tokens_reused)} tokens reused, ${count(one.tokens_evaluated)} evaluated`));
   const speed = one.answer_ms > 0 && one.tokens_answered > 1 ? ` at ${((1000 * (one.tokens_answered - 1)) / one.answer_ms).toFixed(1)} tokens/s` : "";
   const planned = one.planned_ms === undefined ? "" : `, planned ${wait(one.planned_ms)}`;
-  const kept = one.restore_ms > 0 ? ` (${wait(one.restore_ms)} restoring)` : "";
+  const parts = [[one.queue_ms, "waiting"], [one.restore_ms, "restoring"]].filter(([ms]) => ms >= 1).map(([ms, what]) => `${wait(ms)} ${what}`);
+  const first = one.first_token_ms === undefined ? "no token came" : `first token after ${wait(one.first_token_ms)}`;
   made.append(el("div", { class: "row faint numbers" },
-    el("span", {}, `first token after ${wait(first)}${kept}${planned}`), el("span", {}, `${plural(one.tokens_answered, "token")} answered${speed}`)));
+    el("span", {}, `${first}${parts.length ? ` (${parts.join(", ")})` : ""}${planned}`), el("span", {}, `${plural(one.tokens_answered, "token")} answered${speed}`)));
   if (one.cache_miss && one.cache_miss.reason !== "none") {
     const reason = one.cache_miss.reason;
     made.append(el("div", {}, `${count(one.tokens_evaluated)} evaluated: ${REASONS[reason] ?? reason}${one.cache_miss.at ? ` at token ${count(one.cache_miss.at)}` : ""}`));
@@ -346,6 +352,10 @@ function conversation(one) {
     choice.onchange = () => act(() => ask(`/cache/conversations/${one.hash}`, { method: "POST", body: { ttl: choice.value } }));
     controls.append(choice);
   }
+  if (one.tier === "cold") {
+    const warm = () => act(() => ask(`/cache/conversations/${one.hash}`, { method: "POST", body: { warm: true } }));
+    controls.append(el("button", { type: "button", "aria-label": `Warm ${name}: read it into RAM`, title: "reads it into RAM", onclick: warm }, "Warm"));
+  }
   controls.append(el("button", { type: "button", "aria-label": `Remove ${name}`, onclick: () => askToRemove(one) }, "Remove"));
   return el("li", { class: "conversation" }, left, controls);
 }
@@ -362,7 +372,7 @@ function showConversations() {
   $("conversation-list").replaceChildren(...found.slice(0, shownConversations).map(conversation));
   if (found.length === 0) $("conversation-list").append(el("li", {}, conversations.length === 0 ? "None is stored." : "None fits the filter."));
   $("more-conversations").hidden = found.length <= shownConversations;
-  if (focused?.startsWith("Remove ")) {
+  if (focused?.startsWith("Remove ") || focused?.startsWith("Warm ")) {
     [...$("conversation-list").querySelectorAll("button")].find((button) => button.getAttribute("aria-label") === focused)?.focus();
   }
 }
@@ -393,6 +403,7 @@ async function act(change) {
     tell(error.message);
   }
   await refreshing; // It may have begun before the change.
+  diskSeen.at = 0;
   await refresh();
 }
 
@@ -401,7 +412,19 @@ async function act(change) {
 //
 
 let disk = null;
+let diskSeen = { at: 0, bytes: -1, damaged: -1 };
+const DISK_PAUSE = 60000;
 const RATED_BYTES = 300e12; // what drives of half a terabyte are commonly rated for
+
+// The server walks its folder for it: it is asked again only when something has changed there, and not every second then.
+async function lookAtDisk() {
+  const damaged = Object.values(cache.damaged ?? {}).reduce((sum, n) => sum + n, 0);
+  const changed = cache.state?.disk_bytes !== diskSeen.bytes && Date.now() - diskSeen.at > DISK_PAUSE;
+  if (!disk || changed || damaged !== diskSeen.damaged) {
+    disk = await get("/cache/disk");
+    diskSeen = { at: Date.now(), bytes: cache.state?.disk_bytes, damaged };
+  }
+}
 
 function showDisk() {
   const { state, written } = cache;
@@ -433,8 +456,11 @@ function showDisk() {
     const n = Math.max(1, (Date.now() - totals.since_ms) / DAY);
     const yearly = (365 * totals.ever.bytes_written) / n;
     rows.push(["Written in a year, at this rate", size(yearly)]);
-    if (yearly > 0) rows.push([`Wear of a drive rated for ${size(RATED_BYTES)}`, `${((100 * yearly) / RATED_BYTES).toFixed(2)} % a year`]);
+    const rated = written?.disk_rated ?? RATED_BYTES;
+    if (yearly > 0) rows.push([`Wear of ${written?.disk_rated ? "this" : "a"} drive rated for ${size(rated)}`, `${((100 * yearly) / rated).toFixed(2)} % a year`]);
   }
+  if (written?.disk_rated) rows.push(["Ever written to it, by everything", `${size(written.disk_written)} (${share(written.disk_written, written.disk_rated)})`]);
+  if (written?.days_left !== undefined) rows.push(["Until it is worn, at the cache's pace", duration(86400 * written.days_left)]);
   if (state.queued_bytes > 0) rows.push(["Waits to be written", size(state.queued_bytes)]);
   facts($("disk-facts"), rows);
   if (totals?.ever) {
@@ -717,6 +743,7 @@ async function listen() {
 $("model-choice").onchange = () => {
   model = $("model-choice").value;
   requests = [];
+  disk = null;
   listening?.abort();
 };
 
@@ -730,8 +757,10 @@ async function look() {
     requests = (await get("/cache/requests")).requests;
     experts = await get("/expert-stats");
     conversations = cache.enabled ? (await get("/cache/conversations")).conversations : [];
-    disk = cache.enabled ? await get("/cache/disk") : null;
-    $("model").textContent = model ? "" : (await get("/v1/models")).data[0]?.id ?? "";
+    if (cache.enabled) await lookAtDisk();
+    else disk = null;
+    // A server that nobody has given a name for its model calls it by its file.
+    $("model").textContent = model ? "" : ((await get("/v1/models")).data[0]?.id ?? "").replace(/^\/.*\//, "");
     tell("");
   } catch (error) {
     if (error instanceof Refused && error.status !== 503) tell(error.message);

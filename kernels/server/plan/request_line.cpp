@@ -19,7 +19,7 @@ void request_line::open(size_t n) {
 
 // Requests that were let in and have no slot, whether their tasks have been posted or not.
 size_t request_line::waiting_now() const {
-    return n_under_way - std::min(n_under_way, served.size());
+    return n_under_way - n_begun;
 }
 
 std::shared_ptr<request_line::place> request_line::enter(std::optional<size_t> max_waiting, milliseconds timeout,
@@ -40,6 +40,7 @@ void request_line::leave(const place & gone) {
         waiting_deadlines.forget(id);
     }
     n_under_way--;
+    n_begun -= gone.begun;
     changed.notify_all();
 }
 
@@ -66,6 +67,7 @@ void request_line::placed(int id_task, int id_slot) {
         return;
     }
     request r = known->second;
+    n_begun += !r.of->begun;
     r.of->begun = true;
     for (const int id : r.of->tasks) { // A request of several prompts does not wait any more when one of them is served.
         waiting_deadlines.forget(id);
@@ -80,12 +82,20 @@ void request_line::placed(int id_task, int id_slot) {
     served[id_slot] = r;
 }
 
+void request_line::placed_further(int id_slot) {
+    kvtier::mutex_lock guard(mu);
+    request & r = served[id_slot];
+    r           = request();
+    r.placed    = clock::now();
+    r.further   = true;
+}
+
 void request_line::began(int id_slot, double restore_ms) {
     prompt_facts prompt;
     {
         kvtier::mutex_lock guard(mu);
         const auto known = served.find(id_slot);
-        if (known == served.end() || known->second.begun) {
+        if (known == served.end() || known->second.begun || known->second.further) {
             return;
         }
         known->second.begun      = true;
@@ -102,19 +112,31 @@ void request_line::first_token(int id_slot, size_t n_reused) {
     {
         kvtier::mutex_lock guard(mu);
         const auto known = served.find(id_slot);
-        if (known == served.end() || known->second.answering) {
+        if (known == served.end() || known->second.answering || known->second.further) {
             return;
         }
         known->second.answering = true;
+        known->second.first_ms  = ms_between(known->second.arrived, clock::now());
         r = known->second;
     }
-    const auto now = clock::now();
     r.prompt.n_reused = std::min(n_reused, r.prompt.n_tokens);
     // What is neither restoring nor evaluating (tokenising, handing over) grows with the prompt, too, and counts here; but not
     // where the request has waited for others.
-    const double all = ms_between(r.arrived, now) - r.restore_ms;
-    speeds.evaluated(r.prompt, all, r.alone);
-    speeds.happened(r.said, ms_between(r.arrived, now));
+    speeds.evaluated(r.prompt, r.first_ms - r.restore_ms, r.alone);
+    speeds.happened(r.said, r.first_ms);
+}
+
+request_times request_line::times_of(int id_slot) const {
+    kvtier::mutex_lock guard(mu);
+    request_times      out;
+    const auto         known = served.find(id_slot);
+    if (known != served.end() && !known->second.further) {
+        const request & r = known->second;
+        out.planned_ms = r.said.known ? r.said.first_token_ms() : -1;
+        out.first_ms   = r.first_ms;
+        out.queue_ms   = ms_between(r.arrived, r.placed);
+    }
+    return out;
 }
 
 void request_line::released(int id_slot) {
@@ -123,7 +145,9 @@ void request_line::released(int id_slot) {
     if (known == served.end()) {
         return;
     }
-    speeds.served(ms_between(known->second.placed, clock::now()));
+    if (!known->second.further) {
+        speeds.served(ms_between(known->second.placed, clock::now()));
+    }
     served.erase(known);
 }
 

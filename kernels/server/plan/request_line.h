@@ -20,6 +20,13 @@
 
 namespace llama_run {
 
+// Milliseconds from a request's arrival; below 0: not known.
+struct request_times {
+    double planned_ms = -1; // to its first token, as it was predicted
+    double first_ms   = -1; // to its first token
+    double queue_ms   = -1; // to its slot
+};
+
 class request_line {
 public:
     using clock = std::chrono::steady_clock;
@@ -55,17 +62,23 @@ public:
 
     // It has a slot; then what is stored of it has been restored, which may be told more than once.
     void placed(int id_task, int id_slot);
+
+    // One of its further answers has a slot, too.
+    void placed_further(int id_slot);
     void began(int id_slot, double restore_ms);
 
     // n_reused: tokens of its prompt that were not evaluated in the end.
     void first_token(int id_slot, size_t n_reused);
     void released(int id_slot);
 
+    // What was said of the request in a slot, and what happened.
+    request_times times_of(int id_slot) const;
+
     // How long a request that comes now would wait for a slot.
     double wait_ms() const;
 
-    size_t n_waiting() const;
-    size_t n_served() const;
+    size_t n_waiting() const; // requests without a slot
+    size_t n_served() const;  // slots that are busy
 
     // Waits until nobody is under way; false when `stop` says so first, which is asked once a second.
     bool wait_until_idle(const std::function<bool()> & stop);
@@ -83,6 +96,8 @@ private:
         bool              begun     = false;
         bool              alone     = true;
         bool              answering = false;
+        bool              further   = false; // another answer to the prompt of one that is served
+        double            first_ms  = -1;    // from its arrival to its first token
     };
 
     void   leave(const place & gone);
@@ -93,6 +108,7 @@ private:
     kvtier::condition      changed;
     size_t                 n_slots GUARDED_BY(mu)     = 1;
     size_t                 n_under_way GUARDED_BY(mu) = 0; // requests that were let in
+    size_t                 n_begun GUARDED_BY(mu)     = 0; // of them with a slot, or done with it
     std::map<int, request> waiting GUARDED_BY(mu);         // by task
     std::map<int, request> served GUARDED_BY(mu);          // by slot
 };

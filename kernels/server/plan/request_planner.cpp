@@ -125,8 +125,10 @@ bool request_planner::reserve(int id_slot, const server_task & task) {
 void request_planner::placed(int id_slot, const server_task & task) {
     if (task.is_child()) {
         cells.share(id_slot, task.id_parent);
+        line.placed_further(id_slot);
+    } else {
+        line.placed(task.id, id_slot);
     }
-    line.placed(task.id, id_slot);
 }
 
 void request_planner::evaluated(int id_slot, const server_slot_stats & stats) {
@@ -135,8 +137,12 @@ void request_planner::evaluated(int id_slot, const server_slot_stats & stats) {
     }
 }
 
-bool request_planner::released(int id_slot, const server_slot_stats & stats) {
+request_times request_planner::times_of(int id_slot, const server_slot_stats & stats) {
     evaluated(id_slot, stats); // An answer of one token is released before anybody is told that it began.
+    return line.times_of(id_slot);
+}
+
+bool request_planner::released(int id_slot) {
     line.released(id_slot);
     return cells.release(id_slot);
 }

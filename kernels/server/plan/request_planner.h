@@ -57,8 +57,11 @@ public:
     void began(int id_slot, double restore_ms) { line.began(id_slot, restore_ms); }
     void evaluated(int id_slot, const server_slot_stats & stats);
 
+    // Of a request that is about to be released.
+    request_times times_of(int id_slot, const server_slot_stats & stats);
+
     // Gives whether requests wait for cells, and should be offered a slot.
-    bool released(int id_slot, const server_slot_stats & stats);
+    bool released(int id_slot);
 
     // What POST /cache/plan answers.
     common_json describe(const foreseen & what, int32_t n_predict, size_t n_answers) const;

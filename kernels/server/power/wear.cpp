@@ -3,6 +3,8 @@
 
 #include "kvtier/write_budget.h"
 
+#include <algorithm>
+
 namespace llama_run {
 
 void cache_core::hold_writes(bool on) {
@@ -14,9 +16,9 @@ void cache_core::hold_writes(bool on) {
     }
 }
 
-common_json cache_core::written() const {
+common_json cache_core::written(const power_state & power) const {
     const kvtier::write_totals told = stores.target->store().options().writes->totals();
-    return {
+    common_json out = {
         { "today",         told.today },
         { "week",          told.week },
         { "ever",          told.ever },
@@ -26,6 +28,9 @@ common_json cache_core::written() const {
         { "skipped_bytes", told.skipped_bytes },
         { "beyond",        told.beyond },
     };
+    const double days = static_cast<double>(kvtier::posix_env().now_ms() - told.since_ms) / (24.0 * 60 * 60 * 1000);
+    power.add_wear(out, static_cast<double>(told.week) / std::clamp(days, 1.0, 7.0));
+    return out;
 }
 
 } // namespace llama_run
