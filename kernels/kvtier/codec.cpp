@@ -500,13 +500,15 @@ status decode_handover(const uint8_t * data, size_t size, uint64_t file_size, ha
     const uint32_t facts_size = load_le<uint32_t>(data + handover_facts_size);
     const uint64_t tokens_at  = handover_parts + uint64_t(part_size) * n_parts;
     const uint64_t facts_at   = tokens_at + 4 * uint64_t(n_tokens);
-    if (n_tokens == 0 || n_tokens > max_tokens || n_parts > max_parts || facts_size > max_facts || facts_at + facts_size != head_size) {
+    if (n_tokens == 0 || n_tokens > max_tokens || n_parts > max_parts || facts_size > max_facts ||
+        facts_at + facts_size != head_size) {
         return bad_length("tables of a handover");
     }
     uint64_t left = file_size - head_size;
     for (size_t i = 0; i < n_parts; i++) {
         const uint8_t * at = data + handover_parts + part_size * i;
-        head.parts.push_back({ load_le<uint32_t>(at + part_kind), load_le<uint32_t>(at + part_n), load_le<uint64_t>(at + part_bytes) });
+        head.parts.push_back({ load_le<uint32_t>(at + part_kind), load_le<uint32_t>(at + part_n),
+                               load_le<uint64_t>(at + part_bytes) });
         if (head.parts.back().bytes > left) {
             return bad_length("parts of a handover");
         }

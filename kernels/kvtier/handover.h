@@ -9,7 +9,8 @@
 // another process even, asks for what is missing. The checkpoint is written last, so the conversation is there as a whole or
 // only as a beginning that others may share.
 //
-// What no check can tell is whether state was computed from its tokens. Who may hand over state may put words into the model's mouth.
+// What no check can tell is whether state was computed from its tokens. Who may hand over state may put words into the model's
+// mouth.
 //
 // Thread safety: each object belongs to one thread at a time. The store must outlive it.
 #pragma once

@@ -62,8 +62,8 @@ handover_intake::handover_intake(store & to, handover_head && stream_head, const
     to(to), head(std::move(stream_head)), root(root), conversation(conversation),
     pages(page_keys(root, head.tokens.data(), head.tokens.size())) {}
 
-status handover_intake::begin(store & to, const std::string & user, uint64_t conversation, const std::string & bytes, uint64_t max_part,
-                              std::unique_ptr<handover_intake> & out) {
+status handover_intake::begin(store & to, const std::string & user, uint64_t conversation, const std::string & bytes,
+                              uint64_t max_part, std::unique_ptr<handover_intake> & out) {
     if (bytes.size() < format::header_size) {
         return status::corrupt(damage::truncated, "the head of the handed-over state is cut");
     }
@@ -79,8 +79,8 @@ status handover_intake::begin(store & to, const std::string & user, uint64_t con
                                     (what.empty() ? "its fingerprint is " + hex(found.header.fingerprint) : what));
     }
     if (found.header.page_size != ours.page_size) {
-        return status::incompatible("this state has pages of " + std::to_string(found.header.page_size) + " tokens, this server's have " +
-                                    std::to_string(ours.page_size) + ": --cache-ssd-page-size");
+        return status::incompatible("this state has pages of " + std::to_string(found.header.page_size) +
+                                    " tokens, this server's have " + std::to_string(ours.page_size) + ": --cache-ssd-page-size");
     }
     if (found.header.name_space != user_key(user)) {
         return status::incompatible("this state is another user's: it is handed over under the same id");
@@ -91,8 +91,8 @@ status handover_intake::begin(store & to, const std::string & user, uint64_t con
     }
     for (const handover_part & part : found.parts) {
         if (part.bytes > max_part) {
-            return status::exhausted("a part of " + std::to_string(part.bytes) + " bytes is more than this server takes into memory (" +
-                                     std::to_string(max_part) + " bytes)");
+            return status::exhausted("a part of " + std::to_string(part.bytes) +
+                                     " bytes is more than this server takes into memory (" + std::to_string(max_part) + " bytes)");
         }
     }
     std::unique_ptr<handover_intake> made(new handover_intake(to, std::move(found), root, conversation));
@@ -275,7 +275,8 @@ status handover_intake::save(const save_request & request) {
         const run * at = all.index.find(key_at(part.n));
         return at != nullptr && (part.kind == format::kind_segment || at->anchored != nullptr);
     });
-    return here ? status::ok() : status::over_budget("the cache's budgets have no room for it: see written and state in GET /cache");
+    return here ? status::ok()
+                : status::over_budget("the cache's budgets have no room for it: see written and state in GET /cache");
 }
 
 status handover_intake::save_checkpoint() {

@@ -12,7 +12,8 @@ namespace kvtier {
 // A part that was interrupted is sent again from its beginning, so parts are small; a run is never cut.
 static constexpr uint64_t segment_payload = uint64_t(8) << 20;
 
-status handover_source::open(store & from, const std::string & user, uint64_t conversation, std::unique_ptr<handover_source> & out) {
+status handover_source::open(store & from, const std::string & user, uint64_t conversation,
+                             std::unique_ptr<handover_source> & out) {
     const chain_root      root = { from.options().fingerprint, from.options().page_size, user, {} };
     const conversation_id id   = { user_key(user), conversation };
     std::unique_ptr<handover_source> made(new handover_source(from, root));
@@ -37,7 +38,8 @@ status handover_source::gather(const conversation_id & id, uint32_t & number) {
         }
         const checkpoint & newest = *known->checkpoints.rbegin()->second;
         if (newest.end->owner->root != root_key(root)) {
-            return status::incompatible("it was evaluated with adapters (LoRA), or with another page size: such state is not handed over");
+            return status::incompatible("it was evaluated with adapters (LoRA), or with another page size: "
+                                        "such state is not handed over");
         }
         number = newest.number;
         const segment * previous = nullptr;

@@ -33,7 +33,11 @@ struct two_stores {
         m.bytes_per_token = bytes_per_token;
         a = open(disk_a, m.options());
         b = open(disk_b, m.options());
-        CHECK(save_named(m, *a, random_tokens(7, 60), folded_size > 0 ? std::vector<uint32_t>{ 40 } : std::vector<uint32_t>{}).is_ok());
+        std::vector<uint32_t> anchors;
+        if (folded_size > 0) {
+            anchors.push_back(40);
+        }
+        CHECK(save_named(m, *a, random_tokens(7, 60), anchors).is_ok());
         CHECK(save_named(m, *a, tokens).is_ok());
     }
 

@@ -89,16 +89,19 @@ def start_lines(fleet: Fleet) -> list[str]:
 def _sglang_router(fleet: Fleet) -> str:
     if any(server.is_encrypted for server in fleet.servers):
         raise UserError("sglang-router asks its servers without TLS here", "use haproxy or nginx for https servers")
-    # It compares the text of prompts, so it needs no names. All agents with one system prompt look alike to it: what
-    # keeps them from one server is the balance, so that is set by what a server can do at once.
+    # It compares the text of prompts, so it needs no names. A prompt that has little in common with what any server
+    # had goes to the one that had least. All agents with one long system prompt look alike to it: what keeps them from
+    # one server is the balance, which is set by what a server can do at once. Less would move conversations about.
     words = [
         "exec python -m sglang_router.launch_router",
         f"--host {shlex.quote(fleet.listen.host)} --port {fleet.listen.port}",
         "--worker-urls " + " ".join(shlex.quote(server.url) for server in fleet.servers),
-        "--policy cache_aware --cache-threshold 0.5",
-        f"--balance-abs-threshold {fleet.slots} --balance-rel-threshold 1.1",
+        "--policy cache_aware --cache-threshold 0.85",
+        f"--balance-abs-threshold {3 * fleet.slots} --balance-rel-threshold 1.1",
         "--request-timeout-secs 3600 --worker-startup-timeout-secs 600",
         "--health-check-endpoint /health --health-check-interval-secs 5",
+        # Two on one machine would clash.
+        f"--prometheus-host 127.0.0.1 --prometheus-port {fleet.listen.port % 65535 + 1}",
         '${LLAMA_API_KEY:+--api-key "$LLAMA_API_KEY"}',
     ]
     return (

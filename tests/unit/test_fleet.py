@@ -20,9 +20,15 @@ CHECKS = {"haproxy": ("-c", "-f"), "nginx": ("-t", "-c"), "sglang-router": ("-n"
 PROGRAMS = {"haproxy": "haproxy", "nginx": "nginx", "sglang-router": "sh"}
 
 
-@pytest.mark.parametrize("shared", [None, "/mnt/llama state"])
-@pytest.mark.parametrize("header", [None, "X-Llama-User"])
-@pytest.mark.parametrize("by", ["conversation", "user"])
+@pytest.mark.parametrize(
+    ("by", "header", "shared"),
+    [
+        ("conversation", None, None),
+        ("conversation", "X-Llama-User", "/mnt/llama state"),
+        ("user", None, "/mnt/state"),
+        ("user", "X-Llama-User", None),
+    ],
+)
 @pytest.mark.parametrize("router", ROUTERS)
 def test_the_router_itself_accepts_its_configuration(
     router: Router, by: By, header: str | None, shared: str | None, tmp_path: Path
