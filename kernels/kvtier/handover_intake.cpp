@@ -31,7 +31,7 @@ static std::map<std::string, std::string> lines_of(const std::string & facts) {
     return out;
 }
 
-// Their names are not repeated: who knows what is in them.
+// Their names are not repeated, and of their values no more than a line's worth: who knows what is in them.
 std::string difference_of(const std::string & theirs, const std::string & ours) {
     static constexpr size_t max_shown = 64;
     const auto  there = lines_of(theirs);
@@ -40,7 +40,7 @@ std::string difference_of(const std::string & theirs, const std::string & ours) 
         const auto  found = there.find(name);
         std::string value = found == there.end() ? "nothing" : found->second.substr(0, max_shown);
         for (char & c : value) {
-            c = c < 0x20 || c == 0x7f ? '?' : c;
+            c = static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
         }
         if (found == there.end() || found->second != here) {
             out += (out.empty() ? "" : ", ") + name + " is " + value + " there and " + here + " here";

@@ -5,6 +5,7 @@
 #include "log.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace llama_run {
