@@ -70,6 +70,10 @@ static void fuzz_index(const uint8_t * data, size_t size) {
     round_trip<index_record>(data, size, kind_index, decode_index, encode_index);
 }
 
+static void fuzz_handover(const uint8_t * data, size_t size) {
+    round_trip<handover_head>(data, size, kind_handover, decode_handover, encode_handover);
+}
+
 static void fuzz_names(const uint8_t * data, size_t size) {
     const std::string name(reinterpret_cast<const char *>(data), size);
     uint64_t id;
@@ -144,6 +148,7 @@ const std::vector<fuzz_target> & fuzz_targets() {
     static const std::vector<fuzz_target> all = {
         { "segment", fuzz_segment },       { "anchor", fuzz_anchor }, { "checkpoint", fuzz_checkpoint },
         { "index", fuzz_index },           { "names", fuzz_names },   { "store", fuzz_store },
+        { "handover", fuzz_handover },
     };
     return all;
 }

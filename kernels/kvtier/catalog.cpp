@@ -124,9 +124,6 @@ std::vector<conversation_id> catalog::by_last_use() const {
     return out;
 }
 
-// A turn leaves so much folded state: before its question, before its answer, and at its end.
-static constexpr size_t anchors_of_turn = 3;
-
 match catalog::next_restore(const conversation_id & id, size_t below) const {
     match out;
     out.name_space   = id.first;

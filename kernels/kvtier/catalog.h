@@ -13,6 +13,7 @@
 #include "kvtier/thread_annotations.h"
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -21,6 +22,9 @@
 #include <vector>
 
 namespace kvtier {
+
+// A turn leaves so much folded state: before its question, before its answer, and at its end.
+inline constexpr size_t anchors_of_turn = 3;
 
 // What would be evicted next: one of both, or nothing.
 struct eviction {

@@ -444,4 +444,83 @@ status decode_index(const uint8_t * data, size_t size, uint64_t file_size, index
     return status::ok();
 }
 
+std::vector<uint8_t> encode_handover(const handover_head & head) {
+    const size_t tokens_at = handover_parts + part_size * head.parts.size();
+    const size_t facts_at  = tokens_at + 4 * head.tokens.size();
+    const size_t head_size = facts_at + head.facts.size();
+    head_writer  out(head_size);
+    out.put(handover_conversation, head.conversation);
+    out.put(handover_n_tokens, static_cast<uint32_t>(head.tokens.size()));
+    out.put(handover_n_parts, static_cast<uint32_t>(head.parts.size()));
+    out.put(handover_facts_size, static_cast<uint32_t>(head.facts.size()));
+    uint64_t file_size = head_size;
+    for (size_t i = 0; i < head.parts.size(); i++) {
+        const size_t at = handover_parts + part_size * i;
+        out.put(at + part_kind, head.parts[i].kind);
+        out.put(at + part_n, head.parts[i].n);
+        out.put(at + part_bytes, head.parts[i].bytes);
+        file_size += head.parts[i].bytes;
+    }
+    out.put(tokens_at, head.tokens);
+    out.put(facts_at, head.facts, head.facts.size());
+    return out.finish(head.header, kind_handover, file_size);
+}
+
+// The checkpoint comes first, then segments, then anchors; the last segment reaches to the end.
+static bool parts_are_in_order(const handover_head & head) {
+    if (head.parts.empty() || head.parts.front().kind != kind_checkpoint) {
+        return false;
+    }
+    uint32_t last_kind = kind_checkpoint;
+    uint32_t last_n    = 0;
+    for (size_t i = 1; i < head.parts.size(); i++) {
+        const handover_part & part = head.parts[i];
+        const bool is_next_kind = part.kind != last_kind;
+        const bool may_follow   = last_kind == kind_checkpoint ? part.kind == kind_segment
+                                : part.kind == last_kind || (last_kind == kind_segment && part.kind == kind_anchor);
+        if (!may_follow || part.n > head.tokens.size() || (!is_next_kind && part.n <= last_n) ||
+            (is_next_kind && last_kind == kind_segment && last_n != head.tokens.size())) {
+            return false;
+        }
+        last_kind = part.kind;
+        last_n    = part.n;
+    }
+    return last_kind == kind_anchor || (last_kind == kind_segment && last_n == head.tokens.size());
+}
+
+status decode_handover(const uint8_t * data, size_t size, uint64_t file_size, handover_head & out) {
+    handover_head head;
+    size_t        head_size = 0;
+    if (status s = decode_header(data, size, kind_handover, handover_parts, file_size, head_size, head.header); !s.is_ok()) {
+        return s;
+    }
+    head.conversation = load_le<uint64_t>(data + handover_conversation);
+    const uint32_t n_tokens   = load_le<uint32_t>(data + handover_n_tokens);
+    const uint32_t n_parts    = load_le<uint32_t>(data + handover_n_parts);
+    const uint32_t facts_size = load_le<uint32_t>(data + handover_facts_size);
+    const uint64_t tokens_at  = handover_parts + uint64_t(part_size) * n_parts;
+    const uint64_t facts_at   = tokens_at + 4 * uint64_t(n_tokens);
+    if (n_tokens == 0 || n_tokens > max_tokens || n_parts > max_parts || facts_size > max_facts ||
+        facts_at + facts_size != head_size) {
+        return bad_length("tables of a handover");
+    }
+    uint64_t left = file_size - head_size;
+    for (size_t i = 0; i < n_parts; i++) {
+        const uint8_t * at = data + handover_parts + part_size * i;
+        head.parts.push_back({ load_le<uint32_t>(at + part_kind), load_le<uint32_t>(at + part_n),
+                               load_le<uint64_t>(at + part_bytes) });
+        if (head.parts.back().bytes > left) {
+            return bad_length("parts of a handover");
+        }
+        left -= head.parts.back().bytes;
+    }
+    head.tokens = get_tokens(data + tokens_at, n_tokens);
+    head.facts.assign(reinterpret_cast<const char *>(data + facts_at), facts_size);
+    if (left != 0 || !parts_are_in_order(head)) {
+        return bad_length("parts of a handover");
+    }
+    out = std::move(head);
+    return status::ok();
+}
+
 } // namespace kvtier

@@ -103,12 +103,29 @@ struct index_record {
     lifetime               life;
 };
 
+// A file that is part of a handover.
+struct handover_part {
+    uint32_t kind  = 0; // checkpoint, segment or anchor
+    uint32_t n     = 0; // tokens that it reaches to
+    uint64_t bytes = 0; // of the file
+};
+
+// What a conversation that is handed over begins with. The parts follow it without gaps.
+struct handover_head {
+    file_header                header;
+    uint64_t                   conversation = 0;
+    std::vector<handover_part> parts;  // the checkpoint, then segments, then anchors
+    std::vector<token>         tokens; // of the whole conversation
+    std::string                facts;  // what the fingerprint was made of, for people: lines of name=value
+};
+
 // These give the bytes to write. encode_segment and encode_anchor lay out the payload: they set the offsets in `head` from
 // the sizes given there, and return the head only.
 std::vector<uint8_t> encode_segment(segment_head & head);
 std::vector<uint8_t> encode_anchor(anchor_head & head);
 std::vector<uint8_t> encode_checkpoint(const checkpoint_record & record);
 std::vector<uint8_t> encode_index(const index_record & record);
+std::vector<uint8_t> encode_handover(const handover_head & head);
 
 // It goes over the whole head but the checksum's own field.
 uint64_t head_checksum(const uint8_t * head, size_t size);
@@ -122,6 +139,7 @@ status decode_segment(const uint8_t * data, size_t size, uint64_t file_size, seg
 status decode_anchor(const uint8_t * data, size_t size, uint64_t file_size, anchor_head & out);
 status decode_checkpoint(const uint8_t * data, size_t size, uint64_t file_size, checkpoint_record & out);
 status decode_index(const uint8_t * data, size_t size, uint64_t file_size, index_record & out);
+status decode_handover(const uint8_t * data, size_t size, uint64_t file_size, handover_head & out);
 
 // It goes over tokens as they are stored.
 uint64_t tokens_checksum(const token * tokens, size_t n_tokens);

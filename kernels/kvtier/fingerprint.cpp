@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 namespace kvtier {
 
@@ -35,8 +36,11 @@ void fingerprint_builder::add(const std::string & name, double value) {
     add(name, bits);
 }
 
-key fingerprint_builder::finish() const {
-    std::vector<std::pair<std::string, key>> sorted = fields;
+key fingerprint_builder::finish(const std::string & prefix) const {
+    std::vector<std::pair<std::string, key>> sorted;
+    std::copy_if(fields.begin(), fields.end(), std::back_inserter(sorted), [&](const auto & field) {
+        return field.first.compare(0, prefix.size(), prefix) == 0;
+    });
     std::sort(sorted.begin(), sorted.end());
     blake2b hash(sizeof(key));
     hash.update(domain_fingerprint, std::strlen(domain_fingerprint));

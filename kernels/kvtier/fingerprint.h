@@ -25,7 +25,10 @@ public:
     void add(const std::string & name, uint64_t value);
     void add(const std::string & name, double value);
 
-    key finish() const;
+    key finish() const { return finish(""); }
+
+    // The same of the fields whose names begin so, to say what of two models differs.
+    key finish(const std::string & prefix) const;
 
 private:
     std::vector<std::pair<std::string, key>> fields; // name and hash of the bytes

@@ -23,6 +23,7 @@ constexpr uint16_t kind_segment    = 1; // pages: the attention rows of consecut
 constexpr uint16_t kind_anchor     = 2; // the folded state at one length
 constexpr uint16_t kind_checkpoint = 3; // a conversation at the end of a turn
 constexpr uint16_t kind_index      = 4; // when a conversation was last used
+constexpr uint16_t kind_handover   = 5; // a conversation on its way to another store
 
 // flags
 constexpr uint32_t flag_static_prefix = 1; // system prompt and tools: shared by design, evicted last
@@ -119,6 +120,20 @@ constexpr size_t kept_ttl_ms    = 0;  // i64
 constexpr size_t kept_expire_ms = 8;  // i64
 constexpr size_t kept_size      = 16;
 
+// handover
+constexpr size_t handover_conversation = 144; // u64
+constexpr size_t handover_n_tokens     = 152; // u32
+constexpr size_t handover_n_parts      = 156; // u32
+constexpr size_t handover_facts_size   = 160; // u32
+constexpr size_t handover_reserved     = 164; // u32
+constexpr size_t handover_parts        = 168; // n_parts entries, n_tokens tokens, facts_size bytes of text, then the parts
+
+// entry of a handover's table
+constexpr size_t part_kind  = 0; // u32
+constexpr size_t part_n     = 4; // u32
+constexpr size_t part_bytes = 8; // u64
+constexpr size_t part_size  = 16;
+
 // A file that claims more than these limits is damaged: no model has a context of 16 million tokens, and nothing is allocated
 // for a claim that the size of the file does not back.
 constexpr uint32_t max_tokens    = uint32_t(1) << 24;
@@ -127,6 +142,8 @@ constexpr uint32_t max_runs      = uint32_t(1) << 20;
 constexpr uint32_t max_anchors   = uint32_t(1) << 12;
 constexpr uint32_t max_roles     = uint32_t(1) << 16;
 constexpr uint32_t max_title     = uint32_t(1) << 10;
+constexpr uint32_t max_parts     = uint32_t(1) << 16;
+constexpr uint32_t max_facts     = uint32_t(1) << 16;
 constexpr uint32_t max_head_size = uint32_t(1) << 28;
 constexpr uint64_t max_file_size = uint64_t(1) << 40;
 

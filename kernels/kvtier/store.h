@@ -36,6 +36,7 @@ struct store_options {
     std::string  root_dir;            // made if missing; its parent must exist
     key          fingerprint{};
     uint32_t     page_size = 256;
+    std::string  facts;               // what the fingerprint was made of, for people: lines of name=value
     std::string  written_by;          // version of llama-run, recorded in files
     uint64_t     max_bytes = uint64_t(64) << 30;
     std::shared_ptr<disk_budget> budget; // shared with other stores of the process; null: one of max_bytes
@@ -240,6 +241,9 @@ public:
     const store_options &          options() const;
 
 private:
+    friend class handover_source; // handover.h
+    friend class handover_intake;
+
     explicit store(std::unique_ptr<store_rooms> rooms);
 
     std::unique_ptr<store_rooms> rooms;

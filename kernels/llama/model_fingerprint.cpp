@@ -1,5 +1,6 @@
 #include "llama/model_fingerprint.h"
 
+#include "kvtier/file_names.h"
 #include "kvtier/fingerprint.h"
 #include "kvtier/format.h"
 #include "state_settings.h"
@@ -103,7 +104,20 @@ status file_key(const std::string & path, kvtier::key & out) {
     return s;
 }
 
-status model_fingerprint(const fingerprint_request & request, kvtier::key & out) {
+static std::string facts_of(const fingerprint_request & request, const fingerprint_builder & fp, const std::string & settings) {
+    char model[128] = "";
+    llama_model_desc(llama_get_model(request.ctx), model, sizeof(model));
+    std::string out = std::string("model=") + model + "\nweights=" + kvtier::hex(fp.finish("tensor/")) +
+                      "\nmetadata=" + kvtier::hex(fp.finish("head/")) + "\ntype_k=" + ggml_type_name(request.type_k) +
+                      "\ntype_v=" + ggml_type_name(request.type_v) + "\nfile_format=" + std::to_string(kvtier::format::version) +
+                      "\nstate_format=" + std::to_string(state_format) + "\n" + settings;
+    for (const auto & [name, content] : request.extras) {
+        out += name + "=" + content + "\n";
+    }
+    return out;
+}
+
+status model_fingerprint(const fingerprint_request & request, kvtier::key & out, std::string * facts) {
     char settings[1024];
     if (llama_state_settings(request.ctx, settings, sizeof(settings)) >= static_cast<int32_t>(sizeof(settings))) {
         return status::io_error("the context's settings do not fit their buffer");
@@ -128,6 +142,9 @@ status model_fingerprint(const fingerprint_request & request, kvtier::key & out)
         }
     }
     out = fp.finish();
+    if (facts != nullptr) {
+        *facts = facts_of(request, fp, settings);
+    }
     return status::ok();
 }
 

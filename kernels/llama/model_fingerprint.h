@@ -24,7 +24,8 @@ struct fingerprint_request {
 
 // Reads the metadata, the tensor table and a sample of every tensor from the GGUF files: two fine-tunes of one shape
 // differ in their tensors only. Takes milliseconds for small models and well under a second for large ones.
-kvtier::status model_fingerprint(const fingerprint_request & request, kvtier::key & out);
+// facts, if given, gets what went into it, for people: lines of name=value.
+kvtier::status model_fingerprint(const fingerprint_request & request, kvtier::key & out, std::string * facts = nullptr);
 
 // Of an adapter's or control vector's file: head, tensor table and samples.
 kvtier::status file_key(const std::string & path, kvtier::key & out);

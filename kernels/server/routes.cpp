@@ -1,6 +1,7 @@
 #include "server/routes.h"
 
 #include "server/experts/expert_routes.h"
+#include "server/handover/handover_routes.h"
 #include "server/live/live_routes.h"
 #include "server/page/page_routes.h"
 #include "server/plan/plan_routes.h"
@@ -113,7 +114,9 @@ void add_routes(const server_http_context & http, state_cache & cache, const cac
     http.get("/cache/disk", here_or_there("GET", [&cache](const server_http_req &) {
         return with_store(cache, [&] { return answer(200, cache.disk()); });
     }));
-    add_live_routes(http, cache, here_or_there, [user_of](const server_http_req & req) { return user_of(req, "user_id"); });
+    const auto named_user = [user_of](const server_http_req & req) { return user_of(req, "user_id"); };
+    add_live_routes(http, cache, here_or_there, named_user);
+    add_handover_routes(http, cache, here_or_there, named_user);
     add_page_routes(http, wrap);
     add_expert_routes(http, cache.experts, here_or_there);
 }

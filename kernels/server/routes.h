@@ -1,5 +1,6 @@
 // GET /cache, GET /cache/conversations, GET /cache/requests, GET /cache/disk, DELETE /cache/conversations/:hash,
-// DELETE /cache/users/:id, POST /cache/flush, and those of live_routes.h, page_routes.h and expert_routes.h. See docs/http-api.md.
+// DELETE /cache/users/:id, POST /cache/flush, and those of live_routes.h, handover_routes.h, page_routes.h and expert_routes.h. See
+// docs/http-api.md.
 #pragma once
 
 #include "server/answers.h"

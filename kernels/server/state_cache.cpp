@@ -356,6 +356,7 @@ common_json state_cache::describe() const {
             { "tools_reordered", tools.reordered() },
         };
         out["overflow"] = overflow.describe();
+        out["load"]     = live->load();
         return out;
     }
     kvtier::mutex_lock guard(mu);
@@ -480,6 +481,11 @@ kvtier::status state_cache::keep(const std::string & user, uint64_t hash, const 
 kvtier::status state_cache::warm(const std::string & user, uint64_t hash, common_json & out) const {
     const auto c = core();
     return c ? c->admin().warm(user, hash, out) : kvtier::status::miss(off_because());
+}
+
+std::shared_ptr<handover_desk> state_cache::handovers() const {
+    const auto c = core();
+    return c ? std::shared_ptr<handover_desk>(c, &c->handovers()) : nullptr;
 }
 
 } // namespace llama_run

@@ -48,6 +48,7 @@
 namespace llama_run {
 
 class cache_core;
+class handover_desk;
 class warmer;
 struct errand;
 
@@ -204,6 +205,9 @@ public:
 
     // Reads it into RAM, likewise.
     kvtier::status warm(const std::string & user, uint64_t hash, common_json & out) const;
+
+    // Conversations on their way to or from other servers; the cache stays open while the result lives. Null: it is off.
+    std::shared_ptr<handover_desk> handovers() const;
 
     // What happens now. It outlives the listeners that it has.
     const std::shared_ptr<live_view> live = std::make_shared<live_view>();

@@ -31,6 +31,7 @@ from pyrun.cache.look import Conversation, Listing, Progress, Stats, Verified, c
 from pyrun.cache.remote import keep_on_server, list_server, server_stats
 from pyrun.cache.running import server_of
 from pyrun.cli.completion import complete_conversation, complete_stored_model
+from pyrun.cli.handover import pull_command, push_command
 from pyrun.cli.why import why_command
 from pyrun.errors import UserError
 from pyrun.home import find_home
@@ -95,6 +96,8 @@ def cache_group() -> None:
 
 
 cache_group.add_command(why_command)
+cache_group.add_command(push_command)
+cache_group.add_command(pull_command)
 
 
 @cache_group.command("ls")

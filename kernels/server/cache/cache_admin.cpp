@@ -5,6 +5,7 @@
 
 #include "kvtier/file_names.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -96,6 +97,21 @@ static common_json summary_of(const request_counts & counts) {
     };
 }
 
+// What a router may ask for: the conversations of a user that need no disk, those used last first.
+static common_json in_ram(const std::string & user, std::vector<kvtier::conversation_info> listed) {
+    static constexpr size_t max_listed = 256;
+    listed.erase(std::remove_if(listed.begin(), listed.end(), [&](const kvtier::conversation_info & c) {
+        return c.name_space != kvtier::user_key(user) || c.where == kvtier::tier::cold;
+    }), listed.end());
+    std::sort(listed.begin(), listed.end(), [](const auto & a, const auto & b) { return a.last_used_ms > b.last_used_ms; });
+    listed.resize(std::min(listed.size(), max_listed));
+    common_json out = common_json::array();
+    for (const kvtier::conversation_info & c : listed) {
+        out.push_back({ { "hash", kvtier::hex(c.hash) }, { "tokens", c.n_tokens }, { "tier", kvtier::tier_name(c.where) } });
+    }
+    return out;
+}
+
 common_json cache_admin::describe() const {
     const kvtier::store_stats     stats   = stores.target->store().stats();
     const kvtier::store_options & options = stores.target->store().options();
@@ -130,6 +146,7 @@ common_json cache_admin::describe() const {
     out["counters"] = object_of(counted(stats.values));
     out["damaged"]  = damaged;
     out["requests"] = summary_of(totals.all());
+    out["in_ram"]   = in_ram("", stores.target->store().list());
     return out;
 }
 
@@ -148,6 +165,7 @@ common_json cache_admin::describe_user(const std::string & user) const {
         { "conversations", n_conversations },
         { "bytes_own",     bytes },
         { "requests",      summary_of(totals.of(user)) },
+        { "in_ram",        in_ram(user, stores.target->store().list()) },
     };
 }
 

@@ -53,6 +53,7 @@ status cache_core::open(const common_params & params, llama_context * target, ll
     made->reader = std::make_unique<prompt_reader>(made->stores, made->measured, queue);
     made->admin_ = std::make_unique<cache_admin>(made->stores, made->board, *made->reader, queue, made->measured,
                                                  made->times, made->ahead, params.cache_ssd.metadata_users);
+    made->handovers_ = std::make_unique<handover_desk>(made->stores, *made->admin_);
     if (params.cache_ssd.read_ahead) {
         std::vector<kvtier::store *> all;
         for (sequence_store * store : made->stores.all()) {

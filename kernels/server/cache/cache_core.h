@@ -16,6 +16,7 @@
 #include "server/cache/slot_board.h"
 #include "server/cache/speeds.h"
 #include "server/cache/waited.h"
+#include "server/handover/handover_desk.h"
 #include "server/state_cache.h"
 
 #include "llama/sequence_store.h"
@@ -64,7 +65,8 @@ public:
     void        hold_writes(bool on);
     common_json written(const power_state & power) const; // what was: today, this week, in all; what that does to the disk
 
-    cache_admin & admin() { return *admin_; }
+    cache_admin &   admin() { return *admin_; }
+    handover_desk & handovers() { return *handovers_; }
 
 private:
     // How a request comes into its slot.
@@ -166,6 +168,7 @@ private:
     std::unique_ptr<shared_prefixes> prefixes; // there once the stores are open
     std::unique_ptr<prompt_reader> reader; // uses the stores; there once they are open
     std::unique_ptr<cache_admin>   admin_;
+    std::unique_ptr<handover_desk> handovers_;
     std::vector<turn>              turns;  // by slot
 };
 

@@ -121,7 +121,7 @@ status cache_stores::open_one(const common_params & params, llama_context * ctx,
     }
 
     sequence_store_options options;
-    if (status s = model_fingerprint(fingerprint, options.store.fingerprint); !s.is_ok()) {
+    if (status s = model_fingerprint(fingerprint, options.store.fingerprint, &options.store.facts); !s.is_ok()) {
         return s;
     }
     if (status s = env.make_dir(root_dir); !s.is_ok()) {

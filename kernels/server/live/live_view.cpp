@@ -2,6 +2,7 @@
 
 #include "server/cache/request_log.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -54,6 +55,18 @@ common_json live_view::describe(const std::string & user) const {
         }
     }
     return { { "slots", all }, { "waiting", line } };
+}
+
+common_json live_view::load() const {
+    const std::vector<watched_slot> seen = slots.slots();
+    const auto n_idle = std::count_if(seen.begin(), seen.end(), [](const watched_slot & slot) {
+        return slot.phase == slot_phase::idle;
+    });
+    return {
+        { "slots",   seen.size() },
+        { "busy",    seen.size() - static_cast<size_t>(n_idle) },
+        { "waiting", slots.line().size() },
+    };
 }
 
 void live_view::finished(const finished_request & request) {

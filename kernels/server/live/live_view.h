@@ -31,6 +31,9 @@ public:
     // The slots and the line; asked for by a user, what others do is not told.
     common_json describe(const std::string & user) const;
 
+    // The same in numbers, of everybody.
+    common_json load() const;
+
     // A stream of server-sent events for a user. Each call gives what has come since the last one, and waits a moment for it.
     // Empty: nothing came.
     class stream {
