@@ -28,6 +28,7 @@ ROOT_TABLES = {
         "no-cache-ssd",
         "context-overflow",
         "with-tools",
+        "workers",
         "no-build",
         "noauto",
     ),

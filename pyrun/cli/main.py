@@ -32,6 +32,7 @@ SERVER_ONLY = (
     "--ctx",
     "--context-overflow",
     "--with-tools",
+    "--workers",
     "--no-build",
     "--noauto",
     "--print-profile",
@@ -77,6 +78,7 @@ class Root(click.Group):
         "tools": ("pyrun.cli.tools", "tools_group"),
         "top": ("pyrun.cli.top", "top_command"),
         "warm": ("pyrun.cli.warm", "warm_command"),
+        "worker": ("pyrun.cli.worker", "worker_command"),
         "where": ("pyrun.cli.where", "where_command"),
     }
     # What --help says of them, without loading them; a test compares it with what they say themselves.
@@ -102,6 +104,7 @@ class Root(click.Group):
         "commands.",
         "top": "Show what a running server does now, and its last requests.",
         "warm": "Prepare prompts on a running server, so that whatever follows them begins at once.",
+        "worker": "Lend this machine to a model that is too large for one.",
         "where": "Show where models, stored state, settings, builds and logs are.",
     }
 
@@ -215,6 +218,11 @@ class Root(click.Group):
     is_flag=True,
     help="Give the web page the tools of `llama-run tools`: files below this folder, HTTP, memory. Local pages only.",
 )
+@click.option(
+    "--workers",
+    metavar="HOST:PORT,...",
+    help="Split the model over these machines as well, by what fits; `llama-run worker` runs on each: docs/fleet.md.",
+)
 @click.option("--no-build", is_flag=True, help="Start what is built, without looking whether it is up to date.")
 @click.option("--noauto", is_flag=True, help="Leave every setting to you and llama-server's defaults; refuse nothing.")
 @click.option("--print-profile", is_flag=True, help="Explain the settings that --server would choose, and stop.")
@@ -245,6 +253,7 @@ def cli(
     no_cache_ssd: bool,
     context_overflow: str | None,
     with_tools: bool,
+    workers: str | None,
     no_build: bool,
     noauto: bool,
     print_profile: bool,
@@ -269,6 +278,8 @@ def cli(
         raise click.UsageError(f"{stray[0]} goes with --server")
     if everything and ((served and served.model) or print_profile):
         raise click.UsageError("--all serves all models, each with its own profile; name none, and print none")
+    if everything and workers:
+        raise click.UsageError("a worker serves one model at a time: --workers does not go with --all")
     if print_profile and noauto:
         raise click.UsageError("--noauto leaves no profile to print")
     if list_models or list_backends:
@@ -292,6 +303,7 @@ def cli(
         from pyrun.cli.defaults import server_model, server_words
         from pyrun.cli.model_settings import with_model_settings
         from pyrun.cli.server import ServerOptions, run_server
+        from pyrun.workers.endpoint import read_workers
 
         if "--cache-ssd" in given and "--no-cache-ssd" in given:
             raise click.UsageError("--cache-ssd and --no-cache-ssd do not go together")
@@ -312,6 +324,7 @@ def cli(
             extra=(*words, *extra.extra),
             overflow=context_overflow,
             with_tools=with_tools,
+            workers=read_workers(workers) if workers else (),
         )
 
         def of_model(name: str, options: ServerOptions) -> ServerOptions:
