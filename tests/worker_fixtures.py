@@ -29,7 +29,9 @@ class WorkerProcess:
         command = [str(Home(ROOT).worker_binary(BACKEND)), "--host", host, "--port", port, "--threads", "1"]
         environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | server_environment()
         with self.output.open("ab") as file:
-            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+            self.process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment, restore_signals=False
+            )
         wait_until(self._answers, 30, "the worker answers")
 
     def kill(self) -> None:

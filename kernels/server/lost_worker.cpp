@@ -154,7 +154,7 @@ void forget_workers() {
 std::string lost_worker_message() {
     kvtier::mutex_lock lock(mu);
     return is_lost ? "a worker that holds a part of the model was lost (one of " + names +
-                     "): the server ends, and starts again when it is back; try again then"
+                     "): the server ends, and llama-run starts it again when the worker is back"
                    : std::string();
 }
 

@@ -279,7 +279,8 @@ def supervise(
         if state is State.READY and settings.cache:
             if settings.at_once is None:  # servers of several models are told one by one, which nobody does yet
                 power.ready()
-            if profile is not None and profile.facts.source == "metadata":
+            # What lies on workers is not the process's own.
+            if profile is not None and profile.facts.source == "metadata" and not workers:
                 _hold_against(home, settings.address.url, key.value if key else None, profile, model)
 
     watched = Watched(

@@ -51,6 +51,8 @@ def server_command(settings: ServerSettings) -> list[str]:
         command += ["--ctx-size", str(settings.ctx)]
     if settings.workers:
         command += [WORKERS_FLAG, ",".join(settings.workers)]
+        # Upstream's own cache of prompts aborts on some workers, also where ours is off or cannot be opened.
+        command += [] if has_flag(settings.extra, "--cache-ram", "-cram") else ["--cache-ram", "0"]
     if settings.cache is not None:
         command += [CACHE_FLAG, settings.cache]
     if settings.chat_template is not None:

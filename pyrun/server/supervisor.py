@@ -140,6 +140,8 @@ class Supervisor:
                     stderr=subprocess.STDOUT,
                     # A terminal's Ctrl-C must reach the server once, from us, not from the terminal as well.
                     start_new_session=True,
+                    # SIGPIPE stays ignored, as it is here: a worker outlives the server that it is about to answer.
+                    restore_signals=False,
                     preexec_fn=end_with_parent(os.getpid()),
                 )
         except OSError as error:

@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,7 @@ from pyrun.cli.main import cli
 from pyrun.errors import UserError
 from pyrun.machine.describe import GIB
 from pyrun.models.fit import Memory, with_workers
+from pyrun.server.command import ServerSettings, server_command
 from pyrun.workers.ask import PROTOCOL, WorkerError, ask_worker, ask_workers, missing_worker
 from pyrun.workers.endpoint import DEFAULT_PORT, Endpoint, check_private, read_workers
 
@@ -71,7 +73,7 @@ def test_protocol_is_that_of_the_pinned_source() -> None:
     assert f"#define RPC_PROTO_MAJOR_VERSION    {PROTOCOL}\n" in header.read_text()
 
 
-Answer = Callable[[socket.socket], None]
+Answer = Callable[[socket.socket], object]
 
 
 @pytest.fixture
@@ -120,14 +122,18 @@ def test_devices_and_their_memory_are_told(listen: Callable[[Answer], Endpoint])
     ],
 )
 def test_what_is_no_worker_is_told_from_one(listen: Callable[[Answer], Endpoint], reply: bytes, said: str) -> None:
-    endpoint = listen(lambda connection: (connection.recv(100), connection.sendall(reply))[1])
+    def answer(connection: socket.socket) -> None:
+        connection.recv(100)
+        connection.sendall(reply)
+
+    endpoint = listen(answer)
     with pytest.raises(WorkerError, match=said):
         ask_worker(endpoint)
 
 
 def test_busy_worker_is_told_from_one_that_is_not_there(listen: Callable[[Answer], Endpoint]) -> None:
     waits = threading.Event()
-    endpoint = listen(lambda connection: (waits.wait(10), None)[1])
+    endpoint = listen(lambda connection: waits.wait(10))
     with pytest.raises(WorkerError, match="serves another server"):
         ask_worker(endpoint, 0.2)
     waits.set()
@@ -136,6 +142,14 @@ def test_busy_worker_is_told_from_one_that_is_not_there(listen: Callable[[Answer
     with pytest.raises(UserError, match="connection is refused") as raised:
         ask_workers([nobody])
     assert raised.value.hint == f"start it there: llama-run worker --host 127.0.0.1 --port {nobody.port}"
+
+
+@pytest.mark.parametrize("extra", [(), ("--cache-ram", "100")])
+def test_upstream_s_cache_is_off_with_workers_unless_it_is_asked_for(extra: tuple[str, ...]) -> None:
+    settings = ServerSettings(Path("server"), Path("model"), workers=("127.0.0.1:1", "127.0.0.2:2"), extra=extra)
+    command = server_command(settings)
+    assert command[command.index("--rpc") + 1] == "127.0.0.1:1,127.0.0.2:2"
+    assert command.count("--cache-ram") == 1 and command[command.index("--cache-ram") + 1] == (extra or (0, "0"))[1]
 
 
 def test_memory_of_workers_counts_like_a_card_s_less_what_their_system_needs() -> None:
