@@ -105,6 +105,7 @@ static void on_abort(const char * message) {
     }
     if (is_lost.exchange(true)) {
         std::this_thread::sleep_for(TELLING_TIME + LONGEST_SAVING); // the thread that was first ends the process
+        return;
     }
     const auto saved = std::make_shared<std::atomic<bool>>(false);
     std::function<void()> tell;

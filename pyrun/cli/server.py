@@ -148,6 +148,8 @@ def run_server(
         tools=home.tools_config if tools else None,
         profile=profile.flags if profile else (),
         workers=tuple(str(worker) for worker in options.workers),
+        # A bundle's server would use the graphics that it finds here, or nothing at all.
+        devices=tuple(f"RPC{n}" for n in range(len(lent))) if options.backend == "cpu" else (),
         extra=options.extra,
     )
     warn_of_open_server(address, key)

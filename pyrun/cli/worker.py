@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from types import FrameType
 
 import click
@@ -19,10 +20,9 @@ from pyrun.machine.names import AUTO, BACKENDS
 from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
-from pyrun.workers.ask import WorkerError, ask_worker
 from pyrun.workers.endpoint import DEFAULT_PORT, WARNING, Endpoint, check_private
 
-READY_SECONDS = 1.0  # so long a worker that starts may take to answer before it is asked again
+READY_SECONDS = 1.0  # so long one try to reach it may take
 
 
 @click.command("worker")
@@ -72,13 +72,14 @@ def worker_command(host: str, port: int, backend: str, no_build: bool) -> None:
     log = log_of(home.logs, port)
     rotate(log)
     console.say(f"log: {log}")
-    _supervise(Watched(command, "", log, name="the worker", is_ready=lambda: _answers(endpoint)), endpoint)
+    _supervise(Watched(command, "", log, name="the worker", is_ready=lambda: _listens(endpoint)), endpoint)
 
 
-def _answers(endpoint: Endpoint) -> bool:
+def _listens(endpoint: Endpoint) -> bool:
+    """It is not asked more: a server may have been faster, and nobody else is answered then."""
     try:
-        ask_worker(endpoint, READY_SECONDS)
-    except WorkerError:
+        socket.create_connection((endpoint.host, endpoint.port), READY_SECONDS).close()
+    except OSError:
         return False
     return True
 
