@@ -104,6 +104,9 @@ class Home:
     def server_binary(self, backend: str) -> Path:
         return self.build(backend) / "bin" / "llama-server"
 
+    def worker_binary(self, backend: str) -> Path:
+        return self.server_binary(backend).with_name("ggml-rpc-server")
+
 
 @dataclass(frozen=True)
 class InstalledHome(Home):

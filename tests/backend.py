@@ -2,6 +2,10 @@
 
     LLAMA_RUN_TEST_BACKEND=vulkan pytest tests/server/test_restart.py "tests/server/test_restart_matrix.py" -k dense
 
+With LLAMA_RUN_TEST_WORKERS=2, each server of cache_server.py has its model on that many workers, upstream's rpc-server:
+
+    LLAMA_RUN_TEST_WORKERS=2 pytest tests/server/test_restart_matrix.py
+
 Vulkan runs on the processor itself where there is no graphics card, at about a token a second for SmolLM2: with another
 backend than the CPU, take the toy models. What is not built or has no device is skipped, with the reason.
 """
@@ -20,6 +24,7 @@ from pyrun.machine.backends import check_backends, runtime_environment
 from pyrun.machine.describe import describe
 
 BACKEND = os.environ.get("LLAMA_RUN_TEST_BACKEND") or "cpu"
+WORKERS = int(os.environ.get("LLAMA_RUN_TEST_WORKERS") or 0)
 PATIENCE = 1 if BACKEND == "cpu" else 6  # how much longer things may take: shaders are compiled when a model is loaded
 # Threads of a server wait for each other by spinning: on few cores, with tests beside them, two may take twenty times
 # as long as one.

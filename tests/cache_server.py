@@ -16,8 +16,9 @@ from typing import Any
 import psutil
 import pytest
 import requests
-from backend import BINARY, PATIENCE, require_backend, server_environment
+from backend import BINARY, PATIENCE, WORKERS, require_backend, server_environment
 from helpers import ROOT, free_port, wait_until
+from worker_fixtures import WorkerProcess, rpc_flags, start_workers
 
 import toys
 from pyrun.home import Home
@@ -108,6 +109,7 @@ class CacheServer:
     port: int
     output: Path
     api_key: str | None = None
+    workers: Sequence[WorkerProcess] = ()
 
     @property
     def url(self) -> str:
@@ -185,6 +187,10 @@ class CacheServer:
         self.process.kill()
         self.process.wait()
 
+    def release_workers(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+
     def said(self) -> str:
         return self.output.read_text(errors="replace")
 
@@ -234,7 +240,10 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         model: Path | None, *flags: str, cache: Path | None = None, ready: bool = True, api_key: str | None = None
     ) -> CacheServer:
         output = tmp_path_factory.mktemp("server") / "output"
-        server = launch(BINARY, model, *flags, output=output, cache=cache, api_key=api_key)
+        workers = start_workers(output.parent, WORKERS)
+        split = rpc_flags(workers) if workers else []
+        server = launch(BINARY, model, *flags, *split, output=output, cache=cache, api_key=api_key)
+        server.workers = workers
         started.append(server)
         if ready:
             server.wait_until_healthy()
@@ -246,6 +255,7 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         for server in started:
             if server.process.poll() is None:
                 server.kill()
+            server.release_workers()
 
 
 @pytest.fixture

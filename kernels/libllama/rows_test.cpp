@@ -5,9 +5,13 @@
 // It is asked for every cache type and layout, in one process; state_test.cpp asks it across two, through the store.
 
 #include "rows_testing.h"
+#include "state_copies.h"
+
+#include "ggml-cpp.h"
 
 #include <cstdlib>
 #include <functional>
+#include <numeric>
 
 // Upstream reads this memory's state into the live caches: a refusal leaves the sequence empty, not as it was.
 static bool read_in_place() {
@@ -326,6 +330,24 @@ static void a_malformed_folded_part_leaves_the_state_as_it_is(const fixture & f,
     }, [&] { return both_states(b.get()); }, put_back));
 }
 
+// llama.cpp leaves such views behind where K or V of a layer is larger than one of the device's buffers.
+static void a_view_without_an_address_is_found_in_what_it_views(report & r) {
+    const ggml_context_ptr ctx(ggml_init({ 2*ggml_tensor_overhead(), nullptr, true }));
+    ggml_tensor * viewed = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, 64);
+    ggml_tensor * view   = ggml_view_1d(ctx.get(), viewed, 16, 32);
+    uint8_t in[64];
+    std::iota(in, in + sizeof(in), 0);
+    const ggml_backend_buffer_ptr buffer(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), sizeof(in)));
+    ggml_backend_tensor_alloc(buffer.get(), viewed, ggml_backend_buffer_get_base(buffer.get()));
+    ggml_backend_tensor_set(viewed, in, 0, sizeof(in));
+
+    uint8_t            out[8] = {};
+    state_rows::copies noted;
+    noted.note(view, 4, out, sizeof(out));
+    noted.make(state_rows::copies::TO_HOST, [](ggml_backend_dev_t) { return nullptr; }, 1);
+    r("view", view->data == nullptr && memcmp(out, in + 36, sizeof(out)) == 0);
+}
+
 static void test(const options & o) {
     report  r;
     fixture f;
@@ -339,6 +361,7 @@ static void test(const options & o) {
         printf("%-22s whole state only:%s\n", name_of(o).c_str(), r.line.c_str());
         return;
     }
+    a_view_without_an_address_is_found_in_what_it_views(r);
     a_sequence_put_together_goes_on_bit_by_bit(f, r);
     a_prefix_goes_on_with_the_rest_evaluated(f, r);
     company_and_another_shape_of_context_change_nothing(f, r);

@@ -1,7 +1,7 @@
 // Three ways, by where a tensor is and how its pieces lie:
 //
 //   host memory                         memcpy, by two threads
-//   a device, few or scattered bytes    piece by piece
+//   a device, few or scattered bytes    piece by piece; so are a worker's of another machine, which has no such memory
 //   a device, many bytes                through memory that the device reaches by itself: a device copies from and to ordinary
 //                                       memory several times slower, and waits after each piece
 #include "state_copies.h"
@@ -29,6 +29,7 @@ namespace state_rows {
 static constexpr size_t   LEAST_SHARED   = 1u << 20;  // bytes that are worth a thread
 static constexpr size_t   LEAST_STREAMED = 4u << 10;  // bytes of a piece that are worth going past the caches
 static constexpr size_t   STAGE_BYTES    = 16u << 20; // one is filled or emptied while the device works on the other
+static constexpr size_t   PIECE_BYTES    = 1u << 20;  // more at once would keep a batch waiting on a worker's one connection
 static constexpr unsigned MEMORY_THREADS = 2;         // one core alone does not fill the bus
 
 static bool is_in_host_memory(const ggml_tensor * t) {
@@ -309,7 +310,9 @@ static void make_on_device(const std::vector<copy> & list, copies::direction dir
         return;
     }
     for (const copy & c : list) {
-        make_one(c, dir);
+        for (size_t done = 0; done < c.size; done += PIECE_BYTES) {
+            make_one({ c.tensor, c.offset + done, c.host + done, std::min(c.size - done, PIECE_BYTES), 1, 0 }, dir);
+        }
     }
 }
 
@@ -328,6 +331,11 @@ void copies::prepare(ggml_backend_dev_t device) {
 }
 
 void copies::note(ggml_tensor * tensor, size_t offset, uint8_t * host, size_t size) {
+    if (tensor->view_src && !tensor->data) {
+        // llama.cpp forgets to give views their address behind a tensor that is larger than one of the device's buffers may be.
+        offset += tensor->view_offs;
+        tensor  = tensor->view_src;
+    }
     if (!noted.empty()) {
         copy & c = noted.back();
         const bool follows = c.tensor == tensor && c.size == size && c.host + c.n*c.size == host;

@@ -36,6 +36,11 @@ static bool can_copy_beside(ggml_backend_dev_t device) {
     return props.caps.async && props.caps.events && !is_vulkan;
 }
 
+// A worker of another machine.
+static bool is_remote(ggml_backend_dev_t device) {
+    return strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), "RPC") == 0;
+}
+
 void add_ranges(std::vector<cell_range> & out, uint32_t stream, const std::vector<uint32_t> & cells) {
     for (const uint32_t i : cells) {
         if (!out.empty() && out.back().stream == stream && out.back().end == i) {
@@ -178,19 +183,30 @@ std::shared_future<bool> taker::take_folded(copies what) {
 
 // Null: the device has no memory for it.
 std::shared_ptr<snapshot> taker::room_on(ggml_backend_dev_t device, size_t size) {
+    // A worker that frees memory forgets the graph that it is to repeat for the next token, ends the connection, and llama.cpp
+    // aborts. So nothing is freed there while tokens may follow, and sizes are rounded up, so that few are asked for.
+    const bool stays = is_remote(device);
+    if (stays) {
+        size_t rounded = SNAPSHOT_ALIGNMENT;
+        while (rounded < size) {
+            rounded *= 2;
+        }
+        size = rounded;
+    }
     for (;;) {
         size_t n_here = 0;
         for (auto it = snapshots.begin(); it != snapshots.end();) {
             const bool here = ggml_backend_buft_get_device(ggml_backend_buffer_get_type((*it)->buffer.get())) == device;
             const bool free = it->use_count() == 1;
-            if (here && free && ggml_nbytes((*it)->bytes) >= size) {
+            const bool fits = ggml_nbytes((*it)->bytes) >= size;
+            if (here && free && fits) {
                 return *it;
             }
-            if (here && free) {
+            if (here && free && !stays) {
                 it = snapshots.erase(it); // too small, and a larger one will take its place
                 continue;
             }
-            n_here += here;
+            n_here += here && (fits || !stays);
             ++it;
         }
         if (n_here < MOST_SNAPSHOTS) {

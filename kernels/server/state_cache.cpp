@@ -1,6 +1,7 @@
 #include "server/state_cache.h"
 
 #include "server/cache/cache_core.h"
+#include "server/lost_worker.h"
 #include "server/plan/errand.h"
 #include "server/printable.h"
 #include "server/warm/vendors.h"
@@ -16,13 +17,20 @@ namespace llama_run {
 
 state_cache::state_cache() : planner(std::make_unique<request_planner>()) {}
 
-state_cache::~state_cache() = default;
+state_cache::~state_cache() {
+    forget_workers();
+}
 
 void state_cache::open(common_params & params, llama_context * target, llama_context * draft, server_queue & queue) {
     experts.open(target);
     overflow.open(params, target);
     planner->open(params, target, false);
     live->slots.open(static_cast<size_t>(params.n_parallel));
+    watch_workers([&queue] { queue.terminate(); }, [this] {
+        if (const auto c = core()) {
+            c->write_taken();
+        }
+    });
     if (params.cache_ssd.path.empty()) {
         return;
     }

@@ -1,5 +1,6 @@
 #include "server/stopping.h"
 
+#include "server/lost_worker.h"
 #include "server/state_cache.h"
 
 #include "log.h"
@@ -36,7 +37,10 @@ server_task_result_ptr stopping_error(int id_task) {
     auto error = std::make_unique<server_task_result_error>();
     error->id       = id_task;
     error->err_type = ERROR_TYPE_UNAVAILABLE;
-    error->err_msg  = stopping_message;
+    error->err_msg  = lost_worker_message();
+    if (error->err_msg.empty()) {
+        error->err_msg = stopping_message;
+    }
     return error;
 }
 

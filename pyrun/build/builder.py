@@ -28,7 +28,7 @@ from pyrun.machine.snapshot import Snapshot
 from pyrun.machine.vulkan import are_headers_old, headers_version
 from pyrun.upstream import source
 
-TARGETS = ("llama-server",)
+TARGETS = ("llama-server", "ggml-rpc-server")
 SOURCES = (".cpp", ".h", ".txt", ".cmake")  # what kernels/ has for a compiler and for cmake
 CONFIGURED = "llama-run-configure.json"  # a file in the build's folder says what cmake was told
 # A build takes so much on disk, with room to spare.

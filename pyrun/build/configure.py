@@ -32,10 +32,12 @@ def cmake_definitions(settings: BuildSettings, tools: Toolchain) -> dict[str, st
         "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
         "CMAKE_INSTALL_RPATH": ORIGIN,
         "CMAKE_INSTALL_RPATH_USE_LINK_PATH": "ON",
-        # Only the server is built, and what it needs.
+        # Only the server and the worker are built, and what they need.
         "LLAMA_BUILD_APP": "OFF",
         "LLAMA_BUILD_EXAMPLES": "OFF",
         "LLAMA_BUILD_TESTS": "OFF",
+        # Models over several machines: it is two files to compile, and does nothing unless workers are named.
+        "GGML_RPC": "ON",
         # Without this upstream asks git, which would answer with llama-run's own commit.
         "LLAMA_BUILD_COMMIT": settings.pin.short_commit,
         "LLAMA_BUILD_NUMBER": "0",

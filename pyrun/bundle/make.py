@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyrun import console
-from pyrun.build.builder import BuildRequest, build, has_web_ui
+from pyrun.build.builder import TARGETS, BuildRequest, build, has_web_ui
 from pyrun.build.toolchain import find_toolchain
 from pyrun.bundle.contents import Part, library_part, upstream_parts, write_contents
 from pyrun.bundle.libraries import FALLBACKS, Needs, find_library, looks_beside, read_needs, strip
@@ -114,10 +114,9 @@ def _fill(home: Home, wanted: Wanted, built: Path, web_ui: bool, folder: Path) -
 
 
 def _copy_server(built: Path, folder: Path) -> Needs:
-    """Copies the server and what is built beside it, each library once, by the name that it is asked for."""
+    """Copies server, worker and what is built beside them, each library once, by the name that it is asked for."""
     folder.mkdir()
-    shutil.copy2(built / "llama-server", folder)
-    queue = [folder / "llama-server"]
+    queue = [Path(shutil.copy2(built / program, folder)) for program in TARGETS]
     for module in sorted(built.glob("libggml-*.so")):
         # Modules are loaded by this name; other libraries have a version, and are needed by one of them or the server.
         if not list(built.glob(f"{module.name}.*")):

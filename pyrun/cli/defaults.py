@@ -30,6 +30,7 @@ ROOT_TABLES = {
         "context-overflow",
         "warm",
         "with-tools",
+        "workers",
         "no-build",
         "noauto",
     ),

@@ -33,6 +33,7 @@ SERVER_ONLY = (
     "--context-overflow",
     "--warm",
     "--with-tools",
+    "--workers",
     "--no-build",
     "--noauto",
     "--print-profile",
@@ -79,6 +80,7 @@ class Root(click.Group):
         "tools": ("pyrun.cli.tools", "tools_group"),
         "top": ("pyrun.cli.top", "top_command"),
         "warm": ("pyrun.cli.warm", "warm_command"),
+        "worker": ("pyrun.cli.worker", "worker_command"),
         "where": ("pyrun.cli.where", "where_command"),
     }
     # What --help says of them, without loading them; a test compares it with what they say themselves.
@@ -105,6 +107,7 @@ class Root(click.Group):
         "commands.",
         "top": "Show what a running server does now, and its last requests.",
         "warm": "Prepare prompts on a running server, so that whatever follows them begins at once.",
+        "worker": "Lend this machine to a model that is too large for one.",
         "where": "Show where models, stored state, settings, builds and logs are.",
     }
 
@@ -224,6 +227,11 @@ class Root(click.Group):
     is_flag=True,
     help="Give the web page the tools of `llama-run tools`: files below this folder, HTTP, memory. Local pages only.",
 )
+@click.option(
+    "--workers",
+    metavar="HOST:PORT,...",
+    help="Split the model over these machines as well, by what fits; `llama-run worker` runs on each: docs/fleet.md.",
+)
 @click.option("--no-build", is_flag=True, help="Start what is built, without looking whether it is up to date.")
 @click.option("--noauto", is_flag=True, help="Leave every setting to you and llama-server's defaults; refuse nothing.")
 @click.option("--print-profile", is_flag=True, help="Explain the settings that --server would choose, and stop.")
@@ -255,6 +263,7 @@ def cli(
     context_overflow: str | None,
     warm: str | None,
     with_tools: bool,
+    workers: str | None,
     no_build: bool,
     noauto: bool,
     print_profile: bool,
@@ -279,6 +288,8 @@ def cli(
         raise click.UsageError(f"{stray[0]} goes with --server")
     if everything and ((served and served.model) or print_profile):
         raise click.UsageError("--all serves all models, each with its own profile; name none, and print none")
+    if everything and workers:
+        raise click.UsageError("a worker serves one model at a time: --workers does not go with --all")
     if print_profile and noauto:
         raise click.UsageError("--noauto leaves no profile to print")
     if list_models or list_backends:
@@ -302,6 +313,7 @@ def cli(
         from pyrun.cli.defaults import server_model, server_words
         from pyrun.cli.model_settings import with_model_settings
         from pyrun.cli.server import ServerOptions, run_server
+        from pyrun.workers.endpoint import read_workers
 
         if "--cache-ssd" in given and "--no-cache-ssd" in given:
             raise click.UsageError("--cache-ssd and --no-cache-ssd do not go together")
@@ -323,6 +335,7 @@ def cli(
             overflow=context_overflow,
             with_tools=with_tools,
             warm=warm,
+            workers=read_workers(workers) if workers else (),
         )
 
         def of_model(name: str, options: ServerOptions) -> ServerOptions:

@@ -67,6 +67,8 @@ from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.supervisor import State, Supervisor, Watched
 from pyrun.tools.mcp_config import check_local, lacks_tools, write_config
+from pyrun.workers.ask import ask_workers, missing_worker
+from pyrun.workers.endpoint import Endpoint
 
 # The server gives a kind of trouble and its reason; for some kinds, more room is the remedy.
 NOT_STORING = re.compile(r"not storing \((\w+)\): (.+)")
@@ -91,6 +93,7 @@ class ServerOptions:
     overflow: str | None = None
     with_tools: bool = False
     warm: str | None = None  # a file of prompts to prepare, or its name in llama-run.toml
+    workers: tuple[Endpoint, ...] = ()
 
 
 def run_server(
@@ -111,7 +114,9 @@ def run_server(
     options, machine = replace(options, backend=settled.backend), settled.machine
     if model.path == default_model_path(home) and not model.parts:
         _suggest_models(memory_for(machine, options.backend).both)
-    profile = _choose_profile(model, machine, options, cache)
+    workers = ask_workers(options.workers)
+    lent = tuple(free for worker in workers for free in worker.memory)
+    profile = _choose_profile(model, machine, options, cache, lent)
     if options.print_profile:
         assert profile is not None
         starts = [s for s in read_starts(starts_of(home)) if (s.model, s.backend) == (model.name, options.backend)]
@@ -125,7 +130,7 @@ def run_server(
         ensure_built(home, options, settled.snapshot)
         if model.path == default_model_path(home):
             ensure_default_model(home)
-            profile = _choose_profile(_built_in(model.path), machine, options, cache)
+            profile = _choose_profile(_built_in(model.path), machine, options, cache, lent)
     key = find_key(options.extra, os.environ)
     settings = ServerSettings(
         binary=home.server_binary(options.backend),
@@ -143,6 +148,9 @@ def run_server(
         spool=None if os.environ.get(SPOOL_VARIABLE) else home.memory / SPOOL,
         tools=home.tools_config if tools else None,
         profile=profile.flags if profile else (),
+        workers=tuple(str(worker) for worker in options.workers),
+        # A bundle's server would use the graphics that it finds here, or nothing at all.
+        devices=tuple(f"RPC{n}" for n in range(len(lent))) if options.backend == "cpu" else (),
         extra=options.extra,
     )
     warn_of_open_server(address, key)
@@ -162,7 +170,9 @@ def run_server(
     if tools:
         write_config(home.tools_config, tools)
         console.say(f"tools: files below {tools}; `llama-run tools list` shows all, logs/tools.jsonl every call")
-    supervise(home, settings, profile, model.name)
+    for worker in workers:
+        console.say(f"worker: {worker.endpoint}, with {console.size(sum(worker.memory))}")
+    supervise(home, settings, profile, model.name, options.workers)
 
 
 def warn_of_open_server(address: Address, key: Key | None) -> None:
@@ -191,13 +201,15 @@ def _tools_root(home: Home, address: Address, options: ServerOptions) -> Path:
     return load_setup(home, os.environ).root.resolve()
 
 
-def _choose_profile(model: Model, machine: Machine, options: ServerOptions, cache: str | None) -> Profile | None:
+def _choose_profile(
+    model: Model, machine: Machine, options: ServerOptions, cache: str | None, lent: tuple[int, ...]
+) -> Profile | None:
     """Says what is wrong with a model before anything is built or loaded."""
     facts = look(model) if model.parts else facts_of_name(model.name, model.size)
     if not options.auto:
         return None
     wishes = read_wishes(options.ctx, options.extra, os.environ)
-    return choose_profile(facts, machine, options.backend, wishes, has_ssd_cache=bool(cache))
+    return choose_profile(facts, machine, options.backend, wishes, has_ssd_cache=bool(cache), workers=lent)
 
 
 def _suggest_models(memory: int) -> None:
@@ -251,7 +263,13 @@ def ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> None
         console.say(f"built in {console.duration(result.seconds)}")
 
 
-def supervise(home: Home, settings: ServerSettings, profile: Profile | None = None, model: str = "") -> None:
+def supervise(
+    home: Home,
+    settings: ServerSettings,
+    profile: Profile | None = None,
+    model: str = "",
+    workers: tuple[Endpoint, ...] = (),
+) -> None:
     """Runs until Ctrl-C or SIGTERM, with one line for each thing that happens."""
     log = log_of(home.logs, settings.address.port)
     rotate(log)
@@ -265,10 +283,13 @@ def supervise(home: Home, settings: ServerSettings, profile: Profile | None = No
         if state is State.READY and settings.cache:
             if settings.at_once is None:  # servers of several models are told one by one, which nobody does yet
                 power.ready()
-            if profile is not None and profile.facts.source == "metadata":
+            # What lies on workers is not the process's own.
+            if profile is not None and profile.facts.source == "metadata" and not workers:
                 _hold_against(home, settings.address.url, key.value if key else None, profile, model)
 
-    watched = Watched(server_command(settings), f"{settings.address.url}/health", log)
+    watched = Watched(
+        server_command(settings), f"{settings.address.url}/health", log, missing=lambda: missing_worker(workers)
+    )
     supervisor = Supervisor(watched, listen, view.hear)
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -337,7 +358,9 @@ class _View:
         elif state is State.READY:
             self._ready(detail)
         elif state is State.BACKOFF:
-            console.say(f"llama-server crashed: {detail}")
+            console.say(f"llama-server ended: {detail}")
+        elif state is State.WAITING:
+            console.say(f"waiting for {detail}")
         elif state is State.STOPPING:
             self._begin_wait("stopping llama-server (Ctrl-C again kills it: what is not saved is evaluated again)")
         elif state is State.SAVING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyrun.machine.describe import GIB, Machine
@@ -52,6 +53,15 @@ def memory_for(machine: Machine, backend: str) -> Memory:
     vram = sum(max(0, (card.vram or 0) - CARD_MARGIN) for card in cards)
     made_up = f"{_gib(sum(card.vram or 0 for card in cards))} of VRAM"
     return Memory(vram, ram, vram + ram, made_up, f"{made_up} and {text}")
+
+
+def with_workers(memory: Memory, devices: Sequence[int]) -> Memory:
+    """Adds the memory of other machines, which upstream uses like a graphics card's: what is free on each device. What
+    serves there as RAM is said to be free as a whole, so the system gets its part."""
+    lent = sum(max(0, free - min(max(free // 8, LEAST_RESERVE), MOST_RESERVE)) for free in devices)
+    text = f"{_gib(lent)} of workers"
+    gpu_text = f"{memory.gpu_text} and {text}" if memory.gpu else text
+    return Memory(memory.gpu + lent, memory.ram, memory.both + lent, gpu_text, f"{memory.text} and {text}")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ kept, and the rest is worked out around them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyrun.errors import UserError
@@ -24,6 +24,7 @@ from pyrun.models.fit import (
     memory_for,
     need,
     place,
+    with_workers,
 )
 from pyrun.server.words import spelled
 
@@ -119,19 +120,30 @@ def read_wishes(ctx: int | None, extra: tuple[str, ...], environment: Mapping[st
 
 
 def choose_profile(
-    facts: ModelFacts, machine: Machine, backend: str, wishes: Wishes, *, has_ssd_cache: bool = True
+    facts: ModelFacts,
+    machine: Machine,
+    backend: str,
+    wishes: Wishes,
+    *,
+    has_ssd_cache: bool = True,
+    workers: Sequence[int] = (),
 ) -> Profile:
-    """Chooses all settings, and raises UserError with the numbers where the model cannot fit."""
-    return _Chooser(facts, machine, backend, wishes).choose(has_ssd_cache)
+    """Chooses all settings, and raises UserError with the numbers where the model cannot fit. `workers` are the bytes
+    that other machines' devices have for it."""
+    return _Chooser(facts, machine, backend, wishes, workers).choose(has_ssd_cache)
 
 
 class _Chooser:
-    def __init__(self, facts: ModelFacts, machine: Machine, backend: str, wishes: Wishes) -> None:
+    def __init__(
+        self, facts: ModelFacts, machine: Machine, backend: str, wishes: Wishes, workers: Sequence[int]
+    ) -> None:
         self.facts = facts
         self.machine = machine
         self.backend = backend
         self.wishes = wishes
         self.memory = memory_for(machine, backend)
+        if workers:
+            self.memory = with_workers(self.memory, workers)
         self.slots = max(1, wishes.number("slots") or DEFAULT_SLOTS)
         self.settings: list[Setting] = []
 

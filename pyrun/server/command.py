@@ -11,6 +11,7 @@ from pyrun.server.words import has_flag
 
 CACHE_FLAG = "--cache-ssd"
 METADATA_FLAG = "--metadata-users"
+WORKERS_FLAG = "--rpc"
 OVERFLOW_FLAG, SPOOL_FLAG, TOOLS_FLAG = "--context-overflow", "--context-spool", "--mcp-servers-config"
 # These variables are llama-server's own.
 CACHE_VARIABLE, METADATA_VARIABLE, ALIAS_VARIABLE = "LLAMA_ARG_CACHE_SSD", "LLAMA_ARG_METADATA_USERS", "LLAMA_ARG_ALIAS"
@@ -33,6 +34,8 @@ class ServerSettings:
     spool: Path | None = None  # the folder for messages that leave a chat
     tools: Path | None = None  # the file that says how the tool server is started
     profile: tuple[str, ...] = ()  # flags that suit the model and the machine
+    workers: tuple[str, ...] = ()  # HOST:PORT of those that hold parts of the model
+    devices: tuple[str, ...] = ()  # what the model may lie on beside RAM; none: all that there are
     at_once: int | None = None  # so many of several models may be loaded together; None where there is one model
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
 
@@ -47,6 +50,12 @@ def server_command(settings: ServerSettings) -> list[str]:
     command.append("--jinja")
     if settings.ctx is not None:
         command += ["--ctx-size", str(settings.ctx)]
+    if settings.workers:
+        command += [WORKERS_FLAG, ",".join(settings.workers)]
+        # Upstream's own cache of prompts aborts on some workers, also where ours is off or cannot be opened.
+        command += [] if has_flag(settings.extra, "--cache-ram", "-cram") else ["--cache-ram", "0"]
+    if settings.devices and not has_flag(settings.extra, "--device", "-dev"):
+        command += ["--device", ",".join(settings.devices)]
     if settings.cache is not None:
         command += [CACHE_FLAG, settings.cache]
     if settings.chat_template is not None:

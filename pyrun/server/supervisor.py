@@ -28,6 +28,8 @@ from pyrun.server.words import without_secrets
 
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 5.0  # so long it waits between two looks into the log
+ASK_SECONDS = 2.0  # so long it waits before it asks again for what is missing
+LOST_WORKER = 75  # the server ends with it, as kernels/server/lost_worker.h says, and will find the worker again
 # A wrapper that passes Ctrl-C on sends it twice, within milliseconds; a person who means it takes longer.
 TWICE_SECONDS = 0.1
 SHOWN_LINES = 20
@@ -39,6 +41,7 @@ class State(enum.Enum):
     STARTING = "starting"  # the process runs, and is not healthy yet
     READY = "ready"  # it answers requests
     BACKOFF = "backoff"  # it crashed, and waits to start again
+    WAITING = "waiting"  # it waits for what it needs to start, which the detail names
     STOPPING = "stopping"  # the signal is sent, and the end is waited for
     SAVING = "saving"  # the end is still waited for, because it writes to disk
     STOPPED = "stopped"  # it ended as asked; the detail says what did not
@@ -57,6 +60,9 @@ class Watched:
     log: Path
     stop_seconds: float = QUIET_SECONDS  # so long it may go without writing
     longest_stop_seconds: float = LONGEST_SECONDS
+    name: str = "llama-server"
+    is_ready: Callable[[], bool] | None = None  # it is asked where health_url is none
+    missing: Callable[[], str] = lambda: ""  # says what must be there before it is started; empty: nothing is missing
 
 
 class Supervisor:
@@ -94,7 +100,7 @@ class Supervisor:
     def run(self) -> None:
         """Returns when the server was stopped on request; raises UserError when it cannot be kept running."""
         try:
-            while self._asked is None:
+            while self._asked is None and self._has_all():
                 self._start()
                 code = self._watch()
                 if code is None:
@@ -109,6 +115,18 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self._listener(state, detail)
 
+    def _has_all(self) -> bool:
+        """Returns when nothing is missing; with False, when a stop is asked for."""
+        told = ""
+        while missing := self._watched.missing():
+            if missing != told:
+                self._listener(State.WAITING, missing)
+                told = missing
+            self._pause(ASK_SECONDS)
+            if self._asked is not None:
+                return False
+        return True
+
     def _start(self) -> None:
         try:
             with open_log(self._watched.log) as log:
@@ -122,6 +140,8 @@ class Supervisor:
                     stderr=subprocess.STDOUT,
                     # A terminal's Ctrl-C must reach the server once, from us, not from the terminal as well.
                     start_new_session=True,
+                    # SIGPIPE stays ignored, as it is here: a worker outlives the server that it is about to answer.
+                    restore_signals=False,
                     preexec_fn=end_with_parent(os.getpid()),
                 )
         except OSError as error:
@@ -155,6 +175,8 @@ class Supervisor:
                 self._hear(notice)
 
     def _is_healthy(self) -> bool:
+        if self._watched.is_ready is not None:
+            return self._watched.is_ready()
         import requests  # it takes long to load, and --dry-run asks nobody
 
         try:
@@ -166,11 +188,13 @@ class Supervisor:
     def _after_exit(self, code: int) -> None:
         reason = _describe(code)
         if code == 0:
-            raise UserError(f"llama-server ended by itself\n{self._log_tail()}", f"the full log is {self._watched.log}")
+            raise UserError(
+                f"{self._watched.name} ended by itself\n{self._log_tail()}", f"the full log is {self._watched.log}"
+            )
         # A server that refuses its arguments or its model says so and exits; it would do the same again.
         if code > 0 and not self._was_ready:
             raise UserError(
-                f"llama-server did not start ({reason}):\n{self._log_tail()}",
+                f"{self._watched.name} did not start ({reason}):\n{self._log_tail()}",
                 f"the full log is {self._watched.log}",
             )
         now = time.monotonic()
@@ -178,7 +202,8 @@ class Supervisor:
         decision = after_crash(self._crashes, now)
         if isinstance(decision, GiveUp):
             raise UserError(
-                f"llama-server crashed {decision.crashes} times in a minute, at last {reason}:\n{self._log_tail()}",
+                f"{self._watched.name} crashed {decision.crashes} times in a minute, at last {reason}:\n"
+                f"{self._log_tail()}",
                 f"the full log is {self._watched.log}",
             )
         self._listener(State.BACKOFF, f"{reason}; starting again in {decision.delay:g} s")
@@ -224,6 +249,8 @@ class Supervisor:
 
 
 def _describe(code: int) -> str:
+    if code == LOST_WORKER:
+        return "a worker that holds a part of the model was lost"
     if code >= 0:
         return f"exit code {code}"
     try:

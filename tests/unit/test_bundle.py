@@ -158,11 +158,12 @@ def test_libraries_in_the_bundle_that_are_too_new_are_not_taken(home: BundledHom
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Everything is real but the server, which is a program that does nothing."""
+    """Everything is real but server and worker, which are programs that do nothing."""
     folder = tmp_path_factory.mktemp("made")
     built = folder / "built"
     built.mkdir()
-    shutil.copy(shutil.which("true") or "/bin/true", built / "llama-server")
+    for program in ("llama-server", "ggml-rpc-server"):
+        shutil.copy(shutil.which("true") or "/bin/true", built / program)
     shutil.copy(_kernels.__file__, built / "libggml-cpu-best.so")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(make, "build", lambda home, request: BuildResult(built / "llama-server", 0, False))
@@ -196,7 +197,11 @@ def test_bundle_brings_what_it_needs_and_says_what_that_is(made: Made, unpacked:
     assert (unpacked / "licences" / "requests" / "LICENSE").is_file() and (
         unpacked / "lib" / "libstdc++.so.6"
     ).is_file()
-    assert {path.name for path in (unpacked / "bin").iterdir()} == {"llama-server", "libggml-cpu-best.so"}
+    assert {path.name for path in (unpacked / "bin").iterdir()} == {
+        "llama-server",
+        "ggml-rpc-server",
+        "libggml-cpu-best.so",
+    }
     assert not list(unpacked.rglob("*.cpython-*.so")) or [
         path.name.partition(".")[0] for path in unpacked.rglob("*.cpython-*.so")
     ] == ["_kernels"], "what is for one Python only stays behind, but for our own"

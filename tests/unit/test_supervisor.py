@@ -28,14 +28,22 @@ FAKE = Path(__file__).resolve().parents[1] / "fakes" / "fake_server.py"
 class Run:
     """A supervisor in a thread, with what it reported. Death of the parent is tested with a process of its own."""
 
-    def __init__(self, folder: Path, *flags: str, stop_seconds: float = 5.0, longest: float = 60.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        stop_seconds: float = 5.0,
+        longest: float = 60.0,
+        missing: Callable[[], str] = lambda: "",
+    ) -> None:
         self.port = free_port()
         self.journal = folder / "journal"
         self.log = folder / "server.log"
         self.command = [sys.executable, str(FAKE), "--port", str(self.port), "--journal", str(self.journal), *flags]
         self.states: list[tuple[State, str]] = []
         self.error: UserError | None = None
-        watched = Watched(self.command, f"http://127.0.0.1:{self.port}/health", self.log, stop_seconds, longest)
+        health = f"http://127.0.0.1:{self.port}/health"
+        watched = Watched(self.command, health, self.log, stop_seconds, longest, missing=missing)
         self.heard: list[str] = []
         self.supervisor = Supervisor(
             watched, lambda state, detail: self.states.append((state, detail)), self.heard.append
@@ -241,6 +249,23 @@ def test_killed_server_is_started_again(run: Callable[..., Run]) -> None:
     one.wait_for(State.READY, times=2)
     assert (State.BACKOFF, "killed by SIGKILL; starting again in 0.5 s") in one.states
     assert len(one.pids()) == 2
+
+
+def test_server_is_started_when_nothing_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "ASK_SECONDS", 0.05)
+    lacking = ["a worker"]
+    one = Run(tmp_path, missing=lambda: lacking[0] if lacking else "")
+    one.start()
+    one.wait_for(State.WAITING)
+    assert one.states == [(State.WAITING, "a worker")] and not one.pids()
+    lacking.clear()
+    one.wait_for(State.READY)
+    lacking.append("the other worker")
+    os.kill(one.pids()[0], signal.SIGKILL)
+    one.wait_for(State.WAITING, 2)
+    one.stop()
+    assert [detail for state, detail in one.states if state is State.WAITING] == ["a worker", "the other worker"]
+    assert len(one.pids()) == 1 and one.states[-1] == (State.STOPPED, "")
 
 
 def test_crashing_server_is_not_restarted_for_ever(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:

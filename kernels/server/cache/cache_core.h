@@ -61,6 +61,9 @@ public:
 
     std::string speeds_file() const; // of this model
 
+    // Writes what was handed over. Slots are left alone: whoever evaluates for them may never come back.
+    void write_taken() { stores.flush(); }
+
     // Nothing is written while they are held, but for flush and close.
     void        hold_writes(bool on);
     common_json written(const power_state & power) const; // what was: today, this week, in all; what that does to the disk
