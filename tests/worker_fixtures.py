@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,9 +45,6 @@ class WorkerProcess:
         except WorkerError:
             return False
         return True
-
-
-StartWorkers = Callable[[int], list[WorkerProcess]]
 
 
 def rpc_flags(workers: list[WorkerProcess]) -> list[str]:

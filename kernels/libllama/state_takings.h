@@ -1,5 +1,5 @@
 // Copies of state that go on beside evaluation, out of a context and into it: made by a thread of their own, on a queue of their own
-// on each device.
+// on each device. A worker of another machine has one queue for everything: there the copies come between the batches.
 //
 // Rows do not change once they are evaluated, until their cells are given to other tokens. They are copied from where they are,
 // and whoever is about to write to their cells waits for that (state_guard.h). Folded state changes with every batch. The device

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import requests
 from backend import PATIENCE
-from cache_server import CacheServer, Serve, smollm2, toy
+from cache_server import CacheServer, Serve, Tokens, smollm2, toy
 from helpers import wait_until
 from server_fixtures import StartServer
 from worker_fixtures import WorkerProcess, rpc_flags
@@ -24,19 +25,12 @@ pytestmark = pytest.mark.server
 FLAGS = "--parallel", "4", "--ctx-size", "8192", "--cache-ssd-page-size", "64", "--cache-ssd-settle", "0"
 
 
-def ask_at_once(server: CacheServer, prompts: list[list[int]]) -> list[tuple[object, ...]]:
+def ask_at_once(server: CacheServer, prompts: list[Tokens]) -> None:
     """Each in a slot of its own, all at the same time."""
-    said: dict[int, tuple[object, ...]] = {}
-
-    def ask(n: int) -> None:
-        said[n] = server.complete(prompts[n], id_slot=n).said
-
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [said[n] for n in range(len(prompts))]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        asked = [pool.submit(server.complete, prompt, id_slot=slot) for slot, prompt in enumerate(prompts)]
+    for one in asked:
+        one.result()
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid-moe", "swa-gemma3", "uncut"])
