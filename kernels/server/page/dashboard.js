@@ -159,7 +159,10 @@ async function findModels() {
   const loaded = known.filter((one) => (one.status?.value ?? "loaded") === "loaded").map((one) => one.id);
   $("models").hidden = false;
   if (!loaded.includes(model)) model = loaded[0] ?? null;
-  $("model-choice").replaceChildren(...loaded.map((id) => el("option", { value: id, selected: id === model }, id)));
+  const listed = [...$("model-choice").options].map((option) => option.value);
+  if (listed.join("\n") !== loaded.join("\n")) {
+    $("model-choice").replaceChildren(...loaded.map((id) => el("option", { value: id, selected: id === model }, id)));
+  }
   if (!model) throw new Refused(400, "No model is loaded yet: the first request loads one.");
 }
 
@@ -752,6 +755,7 @@ let refreshing = null;
 // Asks for everything that is shown but does not come by itself. While the server sleeps, only what does not wake it.
 async function look() {
   try {
+    if (!$("models").hidden) await findModels(); // Others may have been loaded since.
     cache = await get("/cache");
     totals = await get("/cache/saved");
     requests = (await get("/cache/requests")).requests;

@@ -71,3 +71,7 @@ TEST(what_was_said_of_a_request_stands_beside_what_happened) {
     of.line.released(0);
     CHECK(of.line.times_of(0).planned_ms < 0);
 }
+
+int main() {
+    return kvtier::run_tests();
+}
