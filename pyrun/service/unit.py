@@ -11,8 +11,8 @@ NAME = "llama-run.service"
 MARK = "# Written by `llama-run service install`; `llama-run service remove` takes it away."
 # Graphics cards stay usable, and drivers may make code at run time: neither PrivateDevices nor ProtectClock, which
 # closes all devices but clocks, nor MemoryDenyWriteExecute is among them. Nor is what drops capabilities
-# (CapabilityBoundingSet, ProtectKernelModules, ProtectKernelLogs): an ordinary user has none, and the user's manager may
-# not drop them, so that nothing would start (218/CAPABILITIES).
+# (CapabilityBoundingSet, ProtectKernelModules, ProtectKernelLogs): an ordinary user has none, and the user's manager
+# may not drop them, so that nothing would start (218/CAPABILITIES).
 SANDBOX = (
     "NoNewPrivileges=yes",
     "ProtectSystem=strict",
