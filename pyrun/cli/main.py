@@ -374,7 +374,7 @@ def _hint(error: click.ClickException, words: list[str]) -> str | None:
     from pyrun.cli.suggest import for_command, for_option
 
     if isinstance(error, UnknownCommandError):
-        return for_command(error.words)
+        return for_command(error.words, list(Root.LATER))
     if isinstance(error, click.NoSuchOption):
         return for_option(words, error.option_name)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Sequence
 
@@ -17,15 +18,16 @@ MEANT = {
 TAKES_NAME = ("--server", "--download")
 
 
-def for_command(words: Sequence[str]) -> str | None:
-    """`words` are the command that there is none of, and what follows it."""
+def for_command(words: Sequence[str], known: Sequence[str]) -> str | None:
+    """`words` are the command that there is none of, and what follows it; `known` are those that there are."""
     name = words[0]
     flag = next((flag for flag, names in MEANT.items() if name.lower() in names), None)
     if flag is not None:
         return f"that is `llama-run {shlex.join([flag, *(words[1:] if flag in TAKES_NAME else ())])}`"
     if name.lower().endswith(".gguf"):
         return f"a model is served by `llama-run {shlex.join(['--server', *words])}`"
-    return None
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return f"did you mean `llama-run {shlex.join([*near, *words[1:]])}`?" if near else None
 
 
 def for_option(words: Sequence[str], option: str) -> str | None:

@@ -10,14 +10,14 @@ from pyrun.server.stop import LONGEST_SECONDS, QUIET_SECONDS
 NAME = "llama-run.service"
 MARK = "# Written by `llama-run service install`; `llama-run service remove` takes it away."
 # Graphics cards stay usable, and drivers may make code at run time: neither PrivateDevices nor ProtectClock, which
-# closes all devices but clocks, nor MemoryDenyWriteExecute is among them.
+# closes all devices but clocks, nor MemoryDenyWriteExecute is among them. Nor is what drops capabilities
+# (CapabilityBoundingSet, ProtectKernelModules, ProtectKernelLogs): an ordinary user has none, and the user's manager
+# may not drop them, so that nothing would start (218/CAPABILITIES).
 SANDBOX = (
     "NoNewPrivileges=yes",
     "ProtectSystem=strict",
     "PrivateTmp=yes",
     "ProtectKernelTunables=yes",
-    "ProtectKernelModules=yes",
-    "ProtectKernelLogs=yes",
     "ProtectControlGroups=yes",
     "ProtectHostname=yes",
     "RestrictSUIDSGID=yes",
@@ -27,7 +27,6 @@ SANDBOX = (
     "SystemCallArchitectures=native",
     "SystemCallFilter=@system-service",
     "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK",
-    "CapabilityBoundingSet=",
     "UMask=0077",
 )
 

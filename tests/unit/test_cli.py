@@ -106,6 +106,7 @@ def test_arguments_reach_the_server(
     [
         ("--serve", 2, "No such option '--serve'. Did you mean '--server'?"),
         ("serve", 2, "No such command 'serve'"),
+        ("cahce ls", 2, "did you mean `llama-run cache ls`?"),
         ("serve", 2, "hint: that is `llama-run --server`"),
         ("run qwen", 2, "hint: that is `llama-run --server qwen`"),
         ("pull a/b", 2, "hint: that is `llama-run --download a/b`"),

@@ -49,6 +49,8 @@ def test_unit_waits_for_saving_and_leaves_the_card_usable() -> None:
     text = unit(["/x/llama-run", "--server"], [Path("/state")], {})
     assert "TimeoutStopSec=150" in text and "KillMode=mixed" in text, "as long as the launcher itself waits"
     assert 'ReadWritePaths="-/state"' in text
+    # The manager of an ordinary user starts no unit that has one of these: it may not drop capabilities.
+    assert not any(name in text for name in ("CapabilityBoundingSet", "ProtectKernelModules", "ProtectKernelLogs"))
     assert "PrivateDevices" not in text and "ProtectClock" not in text and "MemoryDenyWriteExecute" not in text
 
 
