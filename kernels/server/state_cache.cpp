@@ -452,14 +452,14 @@ void state_cache::flush() const {
     }
 }
 
-bool state_cache::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const {
+bool state_cache::remove_conversation(const std::string & user, uint64_t hash, removal_result & out) const {
     const auto c = core();
-    return c && c->admin().remove_conversation(user, hash, bytes_freed);
+    return c && c->admin().remove_conversation(user, hash, out);
 }
 
-bool state_cache::remove_user(const std::string & user, uint64_t & bytes_freed) const {
+bool state_cache::remove_user(const std::string & user, removal_result & out) const {
     const auto c = core();
-    return c && c->admin().remove_user(user, bytes_freed);
+    return c && c->admin().remove_user(user, out);
 }
 
 kvtier::status state_cache::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change,

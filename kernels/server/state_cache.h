@@ -50,6 +50,7 @@ namespace llama_run {
 class cache_core;
 class warmer;
 struct errand;
+struct removal_result; // cache/removal.h
 
 // What the hooks may know of a slot. server_slot itself is private to server-context.cpp.
 struct slot_view {
@@ -191,8 +192,8 @@ public:
     bool saves_power() const { return power.is_low(); }
 
     void flush() const;
-    bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) const; // false: there is none
-    bool remove_user(const std::string & user, uint64_t & bytes_freed) const;
+    bool remove_conversation(const std::string & user, uint64_t hash, removal_result & out) const; // false: there is none
+    bool remove_user(const std::string & user, removal_result & out) const;
 
     // Says how long a conversation is kept, and gives it as `conversations` lists it then. Miss: there is none.
     kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out) const;

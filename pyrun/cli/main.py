@@ -30,6 +30,7 @@ SERVER_ONLY = (
     "--host",
     "--port",
     "--ctx",
+    "--cache-ssd-shared",
     "--context-overflow",
     "--with-tools",
     "--no-build",
@@ -206,6 +207,13 @@ class Root(click.Group):
 )
 @click.option("--no-cache-ssd", is_flag=True, help="Keep no state on disk: RAM only, as upstream does.")
 @click.option(
+    "--cache-ssd-shared",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="A folder that several servers share: what one has evaluated the others need not. Whoever can write there can "
+    "put words into prompts.",
+)
+@click.option(
     "--context-overflow",
     type=click.Choice(["error", "evict"]),
     help="What becomes of a chat that no longer fits: an error (the default), or its oldest messages go to the memory.",
@@ -243,6 +251,7 @@ def cli(
     ctx: int | None,
     cache_ssd: Path | None,
     no_cache_ssd: bool,
+    cache_ssd_shared: Path | None,
     context_overflow: str | None,
     with_tools: bool,
     no_build: bool,
@@ -310,6 +319,7 @@ def cli(
             print_profile=print_profile,
             dry_run=dry_run,
             extra=(*words, *extra.extra),
+            shared=cache_ssd_shared,
             overflow=context_overflow,
             with_tools=with_tools,
         )

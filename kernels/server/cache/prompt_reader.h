@@ -63,7 +63,9 @@ private:
     };
 
     void    look(cache_ticket & ticket) const;
+    void    fetch(cache_ticket & ticket, size_t n_in_slot);
     verdict judge(const cache_ticket & ticket, size_t n_in_slot) const;
+    bool    is_slower(kvtier::restore_facts facts) const;
     bool    reserve(cache_ticket & ticket, bool always);
     void    read(cache_ticket & ticket);
     bool    read_part(sequence_store & from, stored_part & part, cache_ticket & ticket);
