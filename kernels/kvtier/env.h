@@ -96,7 +96,6 @@ public:
     virtual status rename(const std::string & from, const std::string & to) = 0;
     virtual status remove_file(const std::string & path) = 0; // a link is removed, not what it points to
     virtual status remove_dir(const std::string & path) = 0;  // empty ones only
-    virtual status touch(const std::string & path) = 0;       // it counts as modified now
 
     // It is busy, with the holder's process, when another store has it.
     virtual status lock_file(const std::string & path, std::unique_ptr<file_lock> & out) = 0;
@@ -104,6 +103,9 @@ public:
     virtual status free_space(const std::string & path, uint64_t & out) = 0;
 
     virtual int64_t now_ms() = 0; // wall clock, since 1970
+
+    // The file counts as modified now.
+    virtual status touch(const std::string & path) = 0;
 };
 
 // This is the real one, which is never destroyed.

@@ -17,11 +17,6 @@ struct cache_options {
     uint32_t    max_conversations = 256;
     uint64_t    max_bytes         = 0;     // on disk; 0: a fifth of the free space, at most 64 GiB
     uint64_t    write_bytes_per_day = 0;   // to disk; 0: no limit
-    std::string shared_dir;                // a folder that several servers share; empty: none
-    uint64_t    shared_max_bytes  = 0;     // in it; 0: a fifth of the free space, at most 64 GiB
-    double      shared_timeout_s  = 5;     // of a call on it
-    bool        share_users       = false; // in it, beside those without a name
-    bool        share_backends    = false; // whether state that others have computed is used
     double      settle_seconds    = 5;     // that a conversation rests before its folded state is written
     uint64_t    ram_bytes         = 0;     // hot and warm; 0: an eighth of the machine's
     bool        read_ahead        = true;  // what was used last, into RAM after the start

@@ -15,7 +15,7 @@ folder_threads::folder_threads(size_t n) : shared(std::make_shared<state>()) {
             std::thread([own = shared] { work(*own); }).detach();
             shared->n_threads++;
         } catch (const std::system_error &) {
-            return; // There are no more to be had: those that are there do it, and without any every wait runs out.
+            return; // There are no more to be had: those that are there do it.
         }
     }
 }
@@ -30,14 +30,18 @@ folder_threads::~folder_threads() {
     }
 }
 
-void folder_threads::run(std::function<void()> job, bool urgent) {
+bool folder_threads::run(std::function<void()> job, bool urgent) {
     mutex_lock guard(shared->mu);
+    if (shared->n_threads == 0) {
+        return false;
+    }
     if (urgent) {
         shared->jobs.push_front(std::move(job));
     } else {
         shared->jobs.push_back(std::move(job));
     }
     shared->changed.notify_all();
+    return true;
 }
 
 void folder_threads::work(state & own) {

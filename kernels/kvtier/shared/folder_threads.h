@@ -25,8 +25,8 @@ public:
     folder_threads(const folder_threads &) = delete;
     folder_threads & operator=(const folder_threads &) = delete;
 
-    // urgent: before what waits already.
-    void run(std::function<void()> job, bool urgent);
+    // urgent: before what waits already. False: there is no thread, and it will never be done.
+    bool run(std::function<void()> job, bool urgent);
 
 private:
     struct state {

@@ -26,8 +26,8 @@ struct shared_tier::batch {
     bool is_empty() const { return jobs.empty(); }
 };
 
-// Files are anybody's: what they say of themselves must follow from the tokens.
-static status check_keys(const chain_root & root, const shared_match & what) {
+// Files are anybody's: what they say of themselves must follow from the tokens. `wrong`: the one that does not.
+static status check_keys(const chain_root & root, const shared_match & what, shared_name & wrong) {
     const std::vector<key> pages  = page_keys(root, what.tokens.data(), what.tokens.size());
     const auto             key_at = [&](uint32_t p) {
         const uint32_t rest = p % root.page_size;
@@ -38,11 +38,13 @@ static status check_keys(const chain_root & root, const shared_match & what) {
         const shared_run & r       = what.runs[i];
         const bool         follows = i == 0 || what.runs[i - 1].p1 == r.p0;
         if (!follows || r.p1 > what.tokens.size() || r.k != key_at(r.p1) || r.parent != key_at(r.p0)) {
-            return status::corrupt(damage::misplaced, r.file.path() + ": has another key than its tokens");
+            wrong = r.file;
+            return status::corrupt(damage::misplaced, wrong.path() + ": has another key than its tokens");
         }
     }
     if (what.anchor && (what.anchor->n_tokens > what.tokens.size() || what.anchor->k != key_at(what.anchor->n_tokens))) {
-        return status::corrupt(damage::misplaced, what.anchor->file.path() + ": has another key than its tokens");
+        wrong = what.anchor->file;
+        return status::corrupt(damage::misplaced, wrong.path() + ": has another key than its tokens");
     }
     return status::ok();
 }
@@ -130,8 +132,12 @@ status shared_tier::fetch(const chain_root & root, const shared_match & what, cl
     }
     const auto     until           = at_most == clock::duration::max() ? clock::time_point::max() : clock::now() + at_most;
     const uint64_t removals_before = n_removals;
-    status         s               = check_keys(root, what);
+    shared_name    wrong;
+    status         s               = check_keys(root, what, wrong);
     batch          now, ahead;
+    if (!s.is_ok()) {
+        note_lost(s, wrong);
+    }
     try {
         size_t next = 0;
         if (s.is_ok()) {

@@ -187,7 +187,8 @@ status shared_tier::publish_copy(shared_copy copy, uint64_t removals_before) {
         return written;
     }
     if (removals_before != n_removals) {
-        return call([kept](core & its, const std::atomic<bool> &) { return its.folder.remove(kept->name); });
+        const status gone = call([kept](core & its, const std::atomic<bool> &) { return its.folder.remove(kept->name); });
+        return gone.is_ok() ? status::miss("something was removed meanwhile") : gone;
     }
     shared_index::news one;
     one.file = { kept->name, disk_size(kept->bytes()), rooms.e.now_ms() };

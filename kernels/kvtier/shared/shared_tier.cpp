@@ -65,7 +65,7 @@ void shared_tier::close() {
 
 shared_tier::job_pointer shared_tier::start(folder_work work, bool urgent) {
     auto job = std::make_shared<folder_job>();
-    threads.run([job, own = own, work = std::move(work)] {
+    const bool begun = threads.run([job, own = own, work = std::move(work)] {
         status result = status::miss("given up");
         try {
             result = job->abandoned ? result : work(*own, job->abandoned);
@@ -77,6 +77,11 @@ shared_tier::job_pointer shared_tier::start(folder_work work, bool urgent) {
         job->done   = true;
         job->changed.notify_all();
     }, urgent);
+    if (!begun) {
+        mutex_lock guard(job->mu);
+        job->result = status::exhausted(options.dir + ": there are no threads to call it");
+        job->done   = true;
+    }
     return job;
 }
 
@@ -198,7 +203,8 @@ void shared_tier::wait_for_work(uint64_t n_saved) {
     changed.notify_all();
     while (!stopping && n_asked <= n_begun) {
         const bool is_awaited = wanted || is_off || counted.unpublished > 0 || rooms.count.saves != n_saved;
-        const auto due        = ended + (is_awaited ? std::max<clock::duration>(options.refresh, busy_share * refresh_took) : options.idle_refresh);
+        const auto soon       = std::clamp<clock::duration>(busy_share * refresh_took, options.refresh, std::max(options.refresh, options.idle_refresh));
+        const auto due        = ended + (is_awaited ? soon : options.idle_refresh);
         if (clock::now() >= due) {
             return;
         }

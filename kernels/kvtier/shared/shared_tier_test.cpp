@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 
 using namespace kvtier;
@@ -353,12 +354,85 @@ TEST(servers_whose_clocks_are_an_hour_apart_share_and_evict_all_the_same) {
         const server & here  = i % 2 == 0 ? a : b;
         const server & there = i % 2 == 0 ? b : a;
         const auto     talk  = random_tokens(100 + i, 64);
+        network.set_now_ms(now_ms + static_cast<int64_t>(i) * 60 * 1000);
         CHECK(here.save(talk));
         CHECK(within(10s, [&] { return here.tier->publish(10s); }));
         CHECK(within(10s, [&] { return there.restore(talk) == 64; }));
     }
     CHECK(a.tier->stats().evicts != b.tier->stats().evicts);
     CHECK(a.tier->stats().evicted + b.tier->stats().evicted > 0);
+}
+
+// KVTIER_SOAK_SECONDS makes it longer, and KVTIER_SOAK_DIR gives it a file system.
+TEST(four_writers_and_an_evictor_keep_a_budget_of_a_tenth_and_the_beginning_that_all_use) {
+    const char *      seconds = std::getenv("KVTIER_SOAK_SECONDS");
+    const char *      where   = std::getenv("KVTIER_SOAK_DIR");
+    const temp_folder temporary;
+    const auto        until = std::chrono::steady_clock::now() + std::chrono::seconds(seconds == nullptr ? 0 : std::atoi(seconds));
+    shared_options    o     = quick();
+    o.dir = where == nullptr ? temporary.path : where;
+    model m;
+    m.bytes_per_token = 100;
+    o.limit           = 4 * 25 * uint64_t(112 * 100) / 10; // of what is written at least
+    o.timeout         = 10s;
+    o.term            = 2s;
+    o.unfinished      = 30s;
+
+    const auto        prefix = random_tokens(1, 64);
+    std::atomic<bool> over{ false };
+    std::atomic<uint64_t> most{ 0 }, n_wrong{ 0 }, n_saved{ 0 };
+    std::thread watcher([&] {
+        shared_folder folder(posix_env(), o.dir);
+        while (!over) {
+            shared_listing now;
+            if (folder.list(now).is_ok()) {
+                most = std::max<uint64_t>(most, now.bytes - now.bytes_claimed);
+            }
+            std::this_thread::sleep_for(5ms);
+        }
+    });
+    std::vector<std::thread> writers;
+    for (uint64_t w = 0; w < 4; w++) {
+        writers.emplace_back([&, w] {
+            fault_env  disk;
+            const auto s    = open(disk, m.options());
+            const auto tier = s->share(posix_env(), o);
+            for (uint64_t i = 0; i < 25 || std::chrono::steady_clock::now() < until; i++) {
+                auto talk = prefix;
+                append(talk, 1000 * (w + 1) + i, 48);
+                disk.set_now_ms(disk.now_ms() + 1000);
+                n_wrong += !m.save(*s, talk, 64).is_ok();
+                (void) tier->publish(100ms);
+                n_wrong += m.restore(*s, talk) != talk.size(); // It is in use, here.
+                n_saved++;
+                uint64_t freed = 0;
+                n_wrong += i % 8 == 7 && !s->remove_name_space(key{}, freed).is_ok(); // The local store stays small.
+            }
+        });
+    }
+    for (std::thread & writer : writers) {
+        writer.join();
+    }
+    over = true;
+    watcher.join();
+    CHECK(n_wrong == 0);
+    CHECK(most > 0);
+    CHECK(most <= o.limit);
+    fault_env      disk;
+    const auto     s    = open(disk, m.options());
+    const auto     tier = s->share(posix_env(), o);
+    lookup_request r;
+    r.root     = m.root();
+    r.tokens   = prefix.data();
+    r.n_tokens = r.limit = prefix.size();
+    CHECK(within(10s, [&] { return tier->find(r, s->lookup(r)).n_tokens == prefix.size(); }));
+    shared_listing left;
+    CHECK(within(60s, [&] { // What a writer was at when it stopped goes, some time.
+        left = {};
+        return shared_folder(posix_env(), o.dir).list(left).is_ok() && left.unfinished.empty();
+    }));
+    std::printf("  %llu saved, at most %llu of %llu bytes\n", static_cast<unsigned long long>(n_saved),
+                static_cast<unsigned long long>(most), static_cast<unsigned long long>(o.limit));
 }
 
 TEST(what_a_killed_writer_has_left_goes) {

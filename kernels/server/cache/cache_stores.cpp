@@ -4,6 +4,7 @@
 #include "kvtier/write_budget.h"
 #include "llama/build_info.h"
 #include "llama/model_fingerprint.h"
+#include "server/shared_folder_flags.h"
 #include "state_rows.h"
 
 #include "log.h"
@@ -87,8 +88,8 @@ status cache_stores::open(const common_params & params, llama_context * target_c
         return s;
     }
 
-    if (!params.cache_ssd.shared_dir.empty()) {
-        open_shared(params.cache_ssd);
+    if (!shared_flags().path.empty()) {
+        open_shared(shared_flags());
     }
 
     // A draft model's state travels. Heads that live on the target's hidden states keep more than their context; they
@@ -105,14 +106,14 @@ status cache_stores::open(const common_params & params, llama_context * target_c
     return status::ok();
 }
 
-void cache_stores::open_shared(const cache_options & want) {
+void cache_stores::open_shared(const shared_folder_flags & want) {
     kvtier::shared_options options;
-    options.dir          = want.shared_dir;
+    options.dir          = want.path;
     options.backend      = backend_name();
-    options.all_backends = want.share_backends;
-    options.users        = want.share_users;
-    options.limit        = want.shared_max_bytes;
-    options.timeout      = std::chrono::milliseconds(static_cast<int64_t>(1000 * want.shared_timeout_s));
+    options.all_backends = want.all_backends;
+    options.users        = want.users;
+    options.limit        = want.max_bytes;
+    options.timeout      = std::chrono::milliseconds(static_cast<int64_t>(1000 * want.timeout_s));
     options.on_change    = [](const std::string & why) {
         if (why.empty()) {
             LOG_WRN("cache: the shared folder is used again\n");

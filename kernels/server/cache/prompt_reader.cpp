@@ -26,6 +26,7 @@ static constexpr double unknown_copy_speed = 8e9; // bytes per second, before th
 // How long fewer bytes of the shared folder take says nothing about more of them; and so long may those take.
 static constexpr uint64_t least_told_by = uint64_t(4) << 20;
 static constexpr auto     least_fetch   = std::chrono::milliseconds(200);
+static constexpr kvtier::shared_tier::clock::duration unknown_fetch = std::chrono::seconds(10); // before any prompt has been evaluated
 
 // A request reads at most that often: files that change or break faster than they are read are not worth a third attempt.
 static constexpr uint32_t max_reads = 2;
@@ -134,8 +135,13 @@ void prompt_reader::fetch(cache_ticket & ticket, size_t n_in_slot) {
         return;
     }
     const kvtier::lookup_request asked = stores.target->question(ticket.scope, ticket.tokens, ticket.tokens.size() - 1, ticket.conversation.hash);
-    const kvtier::shared_match   found  = stores.shared->find(asked, ticket.target.match);
-    const size_t                 n_have = std::max(ticket.target.match.n_tokens, n_in_slot);
+    if (stores.shared->find(asked, ticket.target.match).n_tokens <= n_in_slot) {
+        return;
+    }
+    kvtier::mutex_lock guard(fetching);
+    look(ticket);
+    const kvtier::shared_match found  = stores.shared->find(asked, ticket.target.match);
+    const size_t               n_have = std::max(ticket.target.match.n_tokens, n_in_slot);
     if (found.n_tokens <= n_have) {
         return;
     }
@@ -151,7 +157,7 @@ void prompt_reader::fetch(cache_ticket & ticket, size_t n_in_slot) {
     using clock = kvtier::shared_tier::clock;
     const double eval_s  = measured.eval.get() > 0 ? static_cast<double>(facts.n_tokens) / measured.eval.get() : 0;
     const auto   at_most = eval_s > 0 ? std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(eval_s) + least_fetch)
-                                      : clock::duration::max();
+                                      : unknown_fetch;
     const stopwatch watch;
     uint64_t        n_bytes = 0;
     const status    s = stores.shared->fetch(asked.root, found, at_most, n_bytes);

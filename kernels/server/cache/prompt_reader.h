@@ -79,6 +79,8 @@ private:
     server_queue &          queue;
     const held_bytes::total in_flight = std::make_shared<std::atomic<uint64_t>>(0);
 
+    kvtier::mutex fetching; // Prompts that begin alike are fetched once.
+
     kvtier::mutex                            waiting_mu;
     std::vector<std::weak_ptr<cache_ticket>> waiting GUARDED_BY(waiting_mu); // tickets of requests that have no slot yet
 
