@@ -13,6 +13,7 @@ from toys.corpus import TEXT
 pytestmark = pytest.mark.server
 
 FLAGS = ("--parallel", "1", "--ctx-size", "4096", "--cache-ssd-page-size", "32", "--cache-ssd-settle", "0")
+ROUNDING = 1e-3  # of batches that differ in size: one server has more in its slot than another
 
 
 @pytest.fixture
@@ -40,16 +41,17 @@ def seen(server: CacheServer) -> dict[str, object]:
 def test_conversation_goes_on_at_another_server_and_comes_back(
     serve: Serve, tmp_path: Path, shared: Path, kind: str
 ) -> None:
-    first, second = (start(serve, kind, tmp_path / name, shared) for name in "ab")
+    first = start(serve, kind, tmp_path / "a", shared)
     words = first.tokens(TEXT)
     said = words[:300]
     said = [*said, *first.complete(said).tokens]
     assert first.flush()["shared"]["unpublished"] == 0
+    second = start(serve, kind, tmp_path / "b", shared)
     seen(second)
     said += words[400:420]
     there = second.complete(said)
     assert there.source == "shared_folder" and there.reused >= 300, there.timings
-    assert there.said == first.complete(said).said, "it is exact"
+    assert there.apart(first.complete(said)) < ROUNDING
     said = [*said, *there.tokens, *words[450:470]]
     second.flush()
     first.kill()  # What is in the folder outlasts whoever has put it there.
@@ -57,22 +59,23 @@ def test_conversation_goes_on_at_another_server_and_comes_back(
     seen(third)
     back = third.complete(said)
     assert back.source == "shared_folder" and back.reused >= len(said) - 21, back.timings
-    assert back.said == second.complete(said).said
+    assert back.apart(second.complete(said)) < ROUNDING
     third.stop()
     again = start(serve, kind, tmp_path / "c", shared).complete(said)
-    assert again.source == "cold" and again.reused == len(said) - 1, "it is stored here by now"
+    assert again.source == "cold" and again.reused >= len(said) - 21, "it is stored here by now"
 
 
 def test_damaged_files_cost_an_evaluation_and_nothing_else(serve: Serve, tmp_path: Path, shared: Path) -> None:
-    first, second = (start(serve, "dense", tmp_path / name, shared) for name in "ab")
+    first = start(serve, "dense", tmp_path / "a", shared)
     prompt = first.tokens(TEXT)[:300]
     expected = first.complete(prompt)
     first.flush()
-    wait_until(lambda: int(str(seen(second)["usable_files"])) > 0, 60, "the folder is read")
+    second = start(serve, "dense", tmp_path / "b", shared)
+    assert seen(second)["usable_files"] == len(objects(shared)) > 0
     for path in objects(shared):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     answer = second.complete(prompt)
-    assert answer.reused == 0 and answer.apart(expected) < 1e-3
+    assert answer.reused == 0 and answer.apart(expected) < ROUNDING
     told = second.cache()["shared"]
     assert told["on"] and told["damaged"] >= 1 and told["failed_fetches"] == 1
 
@@ -84,13 +87,14 @@ def test_named_users_are_shared_only_when_said(serve: Serve, tmp_path: Path, sha
     first.flush()
     assert objects(shared) == []
     first.stop()
-    both = [start(serve, "dense", tmp_path / name, shared, "--cache-ssd-share-users") for name in "bc"]
-    both[0].complete(prompt, llama_user_id="ann")
-    both[0].flush()
-    seen(both[1])
-    assert both[1].complete(prompt, llama_user_id="bob").reused == 0
-    assert both[1].complete(prompt).reused == 0
-    assert both[1].complete(prompt, llama_user_id="ann").source == "shared_folder"
+    second = start(serve, "dense", tmp_path / "b", shared, "--cache-ssd-share-users")
+    second.complete(prompt, llama_user_id="ann")
+    second.flush()
+    third = start(serve, "dense", tmp_path / "c", shared, "--cache-ssd-share-users")
+    seen(third)
+    assert third.complete(prompt, llama_user_id="bob").reused == 0
+    assert third.complete(prompt).reused == 0
+    assert third.complete(prompt, llama_user_id="ann").source == "shared_folder"
 
 
 def test_removing_a_conversation_removes_what_others_could_read(serve: Serve, tmp_path: Path, shared: Path) -> None:
