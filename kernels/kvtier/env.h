@@ -103,6 +103,9 @@ public:
     virtual status free_space(const std::string & path, uint64_t & out) = 0;
 
     virtual int64_t now_ms() = 0; // wall clock, since 1970
+
+    // The file counts as modified now.
+    virtual status touch(const std::string & path) = 0;
 };
 
 // This is the real one, which is never destroyed.

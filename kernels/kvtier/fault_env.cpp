@@ -421,7 +421,7 @@ status fault_env::list_dir(const std::string & path, std::vector<dir_entry> & ou
     for (auto it = now.lower_bound(prefix); it != now.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it) {
         const std::string name = it->first.substr(prefix.size());
         if (name.find('/') == std::string::npos) {
-            out.push_back({ name, it->second->type, it->second->bytes.size(), clock_ms });
+            out.push_back({ name, it->second->type, it->second->bytes.size(), it->second->touched_ms != 0 ? it->second->touched_ms : clock_ms });
         }
     }
     return status::ok();
@@ -521,6 +521,19 @@ status fault_env::remove_dir(const std::string & path) {
         return status::io_error(path + ": Directory not empty");
     }
     now.erase(it);
+    return status::ok();
+}
+
+status fault_env::touch(const std::string & path) {
+    mutex_lock guard(mu);
+    if (status s = before(path, true); !s.is_ok()) {
+        return s;
+    }
+    const auto it = now.find(path);
+    if (it == now.end()) {
+        return status::miss(path + ": No such file");
+    }
+    it->second->touched_ms = clock_ms;
     return status::ok();
 }
 

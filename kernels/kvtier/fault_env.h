@@ -73,6 +73,7 @@ public:
     status  rename(const std::string & from, const std::string & to) override;
     status  remove_file(const std::string & path) override;
     status  remove_dir(const std::string & path) override;
+    status  touch(const std::string & path) override;
     status  lock_file(const std::string & path, std::unique_ptr<file_lock> & out) override;
     status  free_space(const std::string & path, uint64_t & out) override;
     int64_t now_ms() override;
@@ -87,6 +88,7 @@ private:
         std::string bytes;
         std::string synced;
         size_t      most_names = 0; // ever, in a folder
+        int64_t     touched_ms = 0; // 0: never
     };
     using tree = std::map<std::string, std::shared_ptr<node>>; // by full path
 

@@ -27,6 +27,7 @@ status from_errno(const std::string & path, const char * what, int code) {
     const std::string text = path + ": " + what + ": " + std::strerror(code);
     switch (code) {
         case ENOENT:
+        case ESTALE: // a network file system's word for a file that somebody else has removed
         case ENOTDIR: return status::miss(text);
         case ENOSPC:
         case EDQUOT:  return status::no_space(text);
@@ -378,6 +379,11 @@ public:
 
     status remove_dir(const std::string & path) override {
         return ::rmdir(path.c_str()) == 0 ? status::ok() : from_errno(path, "remove folder", errno);
+    }
+
+    // A file server sets its own time, which is one for all of its clients.
+    status touch(const std::string & path) override {
+        return ::utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW) == 0 ? status::ok() : from_errno(path, "touch", errno);
     }
 
     status lock_file(const std::string & path, std::unique_ptr<file_lock> & out) override {

@@ -1,11 +1,10 @@
 #include "kvtier/recovery.h"
 
+#include "kvtier/file_head.h"
+
 #include <algorithm>
 
 namespace kvtier {
-
-// One read fetches the head of most files whole.
-static constexpr size_t first_read = 64 << 10;
 
 status recovery::recover() {
     mutex_lock writing(rooms.files.writing);
@@ -163,41 +162,8 @@ void recovery::refuse(const std::string & folder, const dir_entry & entry, const
     }
 }
 
-status recovery::read_head(const std::string & path, uint16_t kind, uint64_t & file_size, std::vector<uint8_t> & out) const {
-    std::unique_ptr<readable_file> file;
-    if (status s = rooms.e.open_file(path, file); !s.is_ok()) {
-        return s;
-    }
-    file_size = file->size();
-    out.resize(static_cast<size_t>(std::min<uint64_t>(file_size, first_read)));
-    span whole = { out.data(), out.size() };
-    if (status s = file->read(0, &whole, 1); !s.is_ok()) {
-        return s;
-    }
-    size_t head_size = 0;
-    if (status s = decode_head_size(out.data(), out.size(), kind, file_size, head_size); !s.is_ok()) {
-        return s.in(path);
-    }
-    const size_t have = out.size();
-    out.resize(head_size); // at most the size of the file
-    if (head_size > have) {
-        span rest = { out.data() + have, head_size - have };
-        return file->read(have, &rest, 1);
-    }
-    return status::ok();
-}
-
 bool recovery::is_own(const file_header & header, const key & name_space) const {
     return header.name_space == name_space && header.fingerprint == rooms.options.fingerprint;
-}
-
-// A restore takes as much memory as a file says it has state. No state shrinks to a 64th by compression: a large file with
-// so little behind it was made up.
-static status check_space(uint64_t on_disk, uint64_t file_size) {
-    constexpr uint64_t max_harmless = uint64_t(256) << 20;
-    constexpr uint64_t max_ratio    = 64;
-    return file_size <= max_harmless || file_size / max_ratio <= on_disk
-        ? status::ok() : status::corrupt(damage::bad_length, "has " + std::to_string(file_size) + " bytes, most of them holes");
 }
 
 // Reads the head of one file for `learn`, which decodes it and makes it known, or says why it cannot be used.
@@ -207,7 +173,7 @@ bool recovery::scan_file(const std::string & folder, const dir_entry & entry, ui
     uint64_t             file_size = 0;
     status               s = status::corrupt(damage::wrong_type, "not a plain file");
     if (entry.type == file_type::file) {
-        s = read_head(path, kind, file_size, bytes);
+        s = read_head(rooms.e, path, kind, file_size, bytes);
     }
     if (s.is_ok()) {
         s = check_space(entry.size, file_size).in(path);

@@ -42,7 +42,6 @@ private:
     status list_finished(const std::string & folder, std::vector<dir_entry> & out) REQUIRES(rooms.files.writing);
     void   remove_unfinished(const std::string & folder, const dir_entry & entry) REQUIRES(rooms.files.writing);
     void   refuse(const std::string & folder, const dir_entry & entry, const status & why) REQUIRES(rooms.files.writing);
-    status read_head(const std::string & path, uint16_t kind, uint64_t & file_size, std::vector<uint8_t> & out) const;
     bool   is_own(const file_header & header, const key & name_space) const;
 
     store_rooms &                         rooms;

@@ -3,11 +3,13 @@
 
 #include "kvtier/recovery.h"
 #include "kvtier/saver.h"
+#include "kvtier/shared/shared_tier.h"
 #include "kvtier/store_rooms.h"
 #include "kvtier/trimming.h"
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 namespace kvtier {
 
@@ -227,6 +229,10 @@ status store::gc(uint64_t & bytes_freed) {
     }
     saver(*rooms).write_uses();
     return status::ok();
+}
+
+std::unique_ptr<shared_tier> store::share(env & e, shared_options options) {
+    return std::make_unique<shared_tier>(e, *this, *rooms, std::move(options));
 }
 
 counters & store::count() {

@@ -163,7 +163,9 @@ struct store_stats {
 };
 
 struct store_rooms;
-class loading; // loading.h
+struct shared_options; // shared/shared_tier.h
+class  shared_tier;
+class  loading;        // loading.h
 
 class store {
 public:
@@ -230,6 +232,9 @@ public:
     // Removes what has expired and what nothing can use: quarantine, runs without a past, anchors without a run.
     // Enforces all limits.
     status gc(uint64_t & bytes_freed);
+
+    // Puts a folder behind it that other stores of this model share. The store must outlive it; see shared/shared_tier.h for the env.
+    std::unique_ptr<shared_tier> share(env & e, shared_options options);
 
     // Reads every byte and changes nothing.
     status verify(verify_report & out);

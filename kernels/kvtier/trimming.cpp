@@ -1,6 +1,7 @@
 #include "kvtier/trimming.h"
 
 #include "kvtier/checksum.h"
+#include "kvtier/file_head.h"
 #include "kvtier/write_budget.h"
 
 #include <algorithm>
@@ -10,25 +11,12 @@ namespace kvtier {
 
 // Reads a segment's head, and the payload of its first runs.
 static status read_first(env & e, const std::string & path, size_t n_runs, segment_head & head, std::vector<uint8_t> & payload) {
-    std::unique_ptr<readable_file> file;
-    if (status s = e.open_file(path, file); !s.is_ok()) {
+    std::vector<uint8_t> bytes;
+    uint64_t             file_size = 0;
+    if (status s = read_head(e, path, format::kind_segment, file_size, bytes); !s.is_ok()) {
         return s;
     }
-    std::vector<uint8_t> bytes(static_cast<size_t>(std::min<uint64_t>(file->size(), format::header_size)));
-    size_t               head_size = 0;
-    span                 whole     = { bytes.data(), bytes.size() };
-    if (status s = file->read(0, &whole, 1); !s.is_ok()) {
-        return s;
-    }
-    if (status s = decode_head_size(bytes.data(), bytes.size(), format::kind_segment, file->size(), head_size); !s.is_ok()) {
-        return s.in(path);
-    }
-    bytes.resize(head_size);
-    whole = { bytes.data(), bytes.size() };
-    if (status s = file->read(0, &whole, 1); !s.is_ok()) {
-        return s;
-    }
-    if (status s = decode_segment(bytes.data(), bytes.size(), file->size(), head); !s.is_ok()) {
+    if (status s = decode_segment(bytes.data(), bytes.size(), file_size, head); !s.is_ok()) {
         return s.in(path);
     }
     uint64_t size = 0;
@@ -36,8 +24,12 @@ static status read_first(env & e, const std::string & path, size_t n_runs, segme
         size += head.runs[i].payload_size;
     }
     payload.resize(static_cast<size_t>(size));
+    std::unique_ptr<readable_file> file;
+    if (status s = e.open_file(path, file); !s.is_ok()) {
+        return s;
+    }
     span part = { payload.data(), payload.size() };
-    return file->read(head_size, &part, 1);
+    return file->read(bytes.size(), &part, 1);
 }
 
 static void blank(segment_head & head, size_t first) {

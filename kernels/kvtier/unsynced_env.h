@@ -26,6 +26,7 @@ public:
     status rename(const std::string & from, const std::string & to) override { return e.rename(from, to); }
     status remove_file(const std::string & path) override { return e.remove_file(path); }
     status remove_dir(const std::string & path) override { return e.remove_dir(path); }
+    status touch(const std::string & path) override { return e.touch(path); }
     status lock_file(const std::string & path, std::unique_ptr<file_lock> & out) override { return e.lock_file(path, out); }
     status free_space(const std::string & path, uint64_t & out) override { return e.free_space(path, out); }
     int64_t now_ms() override { return e.now_ms(); }

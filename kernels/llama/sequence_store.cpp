@@ -222,8 +222,8 @@ status sequence_store::save(llama_seq_id seq, const sequence_turn & turn, size_t
     return status::ok();
 }
 
-kvtier::match sequence_store::find(const sequence_scope & scope, const std::vector<kvtier::token> & tokens,
-                                   size_t limit, uint64_t conversation) const {
+kvtier::lookup_request sequence_store::question(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit,
+                                               uint64_t conversation) const {
     kvtier::lookup_request request;
     request.root         = root(scope);
     request.tokens       = tokens.data();
@@ -231,7 +231,12 @@ kvtier::match sequence_store::find(const sequence_scope & scope, const std::vect
     request.limit        = limit;
     request.folded       = folded();
     request.conversation = conversation;
-    return store_->lookup(request);
+    return request;
+}
+
+kvtier::match sequence_store::find(const sequence_scope & scope, const std::vector<kvtier::token> & tokens,
+                                   size_t limit, uint64_t conversation) const {
+    return store_->lookup(question(scope, tokens, limit, conversation));
 }
 
 kvtier::writer::promise sequence_store::coming(const sequence_scope & scope, const std::vector<kvtier::token> & tokens,

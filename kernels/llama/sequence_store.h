@@ -135,6 +135,10 @@ public:
     kvtier::match find(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit,
                        uint64_t conversation = 0) const;
 
+    // What find asks of the store, for others to ask. The tokens must outlive it.
+    kvtier::lookup_request question(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit,
+                                    uint64_t conversation) const;
+
     // What find would find more once the writer is done with it.
     kvtier::writer::promise coming(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit) const;
 

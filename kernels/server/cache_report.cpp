@@ -11,6 +11,8 @@ const char * cache_source_name(cache_source s) {
         case cache_source::hot:  return "hot";
         case cache_source::warm: return "warm";
         case cache_source::cold: return "cold";
+        case cache_source::shared_folder: return "shared_folder";
+        case cache_source::n_kinds:       break;
     }
     return "unknown";
 }

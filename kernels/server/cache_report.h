@@ -10,7 +10,15 @@ namespace llama_run {
 class cache_ticket; // state that travels with a request: cache/cache_ticket.h
 class state_cache;  // state_cache.h
 
-enum class cache_source : uint8_t { none, slot, hot, warm, cold };
+enum class cache_source : uint8_t {
+    none,
+    slot,
+    hot,
+    warm,
+    cold,
+    shared_folder, // at least a part of it
+    n_kinds,
+};
 enum class cache_match  : uint8_t {
     none,
     slot,

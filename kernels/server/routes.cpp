@@ -1,5 +1,6 @@
 #include "server/routes.h"
 
+#include "server/cache/removal.h"
 #include "server/experts/expert_routes.h"
 #include "server/handover/handover_routes.h"
 #include "server/live/live_routes.h"
@@ -24,16 +25,24 @@ server_http_res_ptr with_store(const state_cache & cache, const std::function<se
 static constexpr const char * not_a_hash = "the conversation's hash is 16 hex digits, as GET /cache/conversations lists it";
 static constexpr const char * not_stored = "no such conversation is stored";
 
+// What became of the copies that others can read.
+static common_json with_shared(common_json out, const removal_result & done) {
+    if (done.is_shared) {
+        out["shared"] = common_json{ { "removed", done.shared_removed }, { "files", done.shared_files } };
+    }
+    return out;
+}
+
 static server_http_res_ptr remove_conversation(state_cache & cache, const std::string & user, const server_http_req & req) {
     uint64_t hash;
     if (!kvtier::parse_hex(req.get_param("hash"), hash)) {
         return refuse(not_a_hash, ERROR_TYPE_INVALID_REQUEST);
     }
-    uint64_t freed = 0;
-    if (!cache.remove_conversation(user, hash, freed)) {
+    removal_result done;
+    if (!cache.remove_conversation(user, hash, done)) {
         return refuse(not_stored, ERROR_TYPE_NOT_FOUND);
     }
-    return answer(200, { { "hash", kvtier::hex(hash) }, { "bytes_freed", freed } });
+    return answer(200, with_shared({ { "hash", kvtier::hex(hash) }, { "bytes_freed", done.bytes_freed } }, done));
 }
 
 static server_http_res_ptr change_conversation(const state_cache & cache, const std::string & user, const server_http_req & req) {
@@ -62,11 +71,11 @@ static server_http_res_ptr remove_user(state_cache & cache, const std::string & 
     if (user.empty()) {
         return refuse("say whose state is to be removed: DELETE /cache/users/ID", ERROR_TYPE_INVALID_REQUEST);
     }
-    uint64_t freed = 0;
-    if (!cache.remove_user(user, freed)) {
+    removal_result done;
+    if (!cache.remove_user(user, done)) {
         return refuse("not everything of this user could be removed: see the server's log", ERROR_TYPE_SERVER);
     }
-    return answer(200, { { "user", user }, { "bytes_freed", freed } });
+    return answer(200, with_shared({ { "user", user }, { "bytes_freed", done.bytes_freed } }, done));
 }
 
 void add_routes(const server_http_context & http, state_cache & cache, const cache_options & options,

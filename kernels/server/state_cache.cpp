@@ -468,16 +468,16 @@ void state_cache::flush() const {
     }
 }
 
-bool state_cache::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) {
+bool state_cache::remove_conversation(const std::string & user, uint64_t hash, removal_result & out) {
     overflow.ahead.forget(user, hash);
     const auto c = core();
-    return c && c->admin().remove_conversation(user, hash, bytes_freed);
+    return c && c->admin().remove_conversation(user, hash, out);
 }
 
-bool state_cache::remove_user(const std::string & user, uint64_t & bytes_freed) {
+bool state_cache::remove_user(const std::string & user, removal_result & out) {
     overflow.ahead.forget(user, 0);
     const auto c = core();
-    return c && c->admin().remove_user(user, bytes_freed);
+    return c && c->admin().remove_user(user, out);
 }
 
 kvtier::status state_cache::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change,

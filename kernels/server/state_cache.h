@@ -51,6 +51,7 @@ class cache_core;
 class handover_desk;
 class warmer;
 struct errand;
+struct removal_result; // cache/removal.h
 
 // What the hooks may know of a slot. server_slot itself is private to server-context.cpp.
 struct slot_view {
@@ -197,8 +198,8 @@ public:
     bool saves_power() const { return power.is_low(); }
 
     void flush() const;
-    bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed); // false: there is none
-    bool remove_user(const std::string & user, uint64_t & bytes_freed);
+    bool remove_conversation(const std::string & user, uint64_t hash, removal_result & out); // false: there is none
+    bool remove_user(const std::string & user, removal_result & out);
 
     // Says how long a conversation is kept, and gives it as `conversations` lists it then. Miss: there is none.
     kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out) const;

@@ -11,7 +11,13 @@ from pyrun.providers.events import End
 from pyrun.providers.stream import cost
 
 MEASURABLE = 32  # tokens; fewer say nothing about the speed of evaluating
-SOURCES = {"slot": "kept by the server", "hot": "from RAM", "warm": "from RAM", "cold": "from disk"}
+SOURCES = {
+    "slot": "kept by the server",
+    "hot": "from RAM",
+    "warm": "from RAM",
+    "cold": "from disk",
+    "shared_folder": "from the shared folder",
+}
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ ROOT_TABLES = {
         "ctx",
         "cache-ssd",
         "no-cache-ssd",
+        "cache-ssd-shared",
         "context-overflow",
         "warm",
         "with-tools",
@@ -56,6 +57,7 @@ VARIABLES = {
     "ctx": "LLAMA_ARG_CTX_SIZE",
     "cache-ssd": "LLAMA_ARG_CACHE_SSD",
     "no-cache-ssd": "LLAMA_ARG_CACHE_SSD",
+    "cache-ssd-shared": "LLAMA_ARG_CACHE_SSD_SHARED",
 }
 
 

@@ -30,6 +30,7 @@ SERVER_ONLY = (
     "--host",
     "--port",
     "--ctx",
+    "--cache-ssd-shared",
     "--context-overflow",
     "--warm",
     "--with-tools",
@@ -212,6 +213,13 @@ class Root(click.Group):
 )
 @click.option("--no-cache-ssd", is_flag=True, help="Keep no state on disk: RAM only, as upstream does.")
 @click.option(
+    "--cache-ssd-shared",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="A folder that several servers share: what one has evaluated the others need not. Whoever can write there can "
+    "put words into prompts.",
+)
+@click.option(
     "--context-overflow",
     type=click.Choice(["error", "evict"]),
     help="What becomes of a chat that no longer fits: an error (the default), or its oldest messages go to the memory.",
@@ -260,6 +268,7 @@ def cli(
     ctx: int | None,
     cache_ssd: Path | None,
     no_cache_ssd: bool,
+    cache_ssd_shared: Path | None,
     context_overflow: str | None,
     warm: str | None,
     with_tools: bool,
@@ -332,6 +341,7 @@ def cli(
             print_profile=print_profile,
             dry_run=dry_run,
             extra=(*words, *extra.extra),
+            shared=cache_ssd_shared,
             overflow=context_overflow,
             with_tools=with_tools,
             warm=warm,

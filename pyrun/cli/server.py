@@ -90,6 +90,7 @@ class ServerOptions:
     print_profile: bool
     dry_run: bool
     extra: tuple[str, ...]
+    shared: Path | None = None
     overflow: str | None = None
     with_tools: bool = False
     warm: str | None = None  # a file of prompts to prepare, or its name in llama-run.toml
@@ -144,6 +145,7 @@ def run_server(
         name=None if os.environ.get(ALIAS_VARIABLE) else Path(model.name).name,
         users_by_metadata=bool(address.open_hosts or key or os.environ.get(METADATA_VARIABLE)),
         sampling=SAMPLING if model.path == default_model_path(home) and options.auto else (),
+        shared=options.shared.absolute() if options.shared else None,
         overflow=options.overflow,
         spool=None if os.environ.get(SPOOL_VARIABLE) else home.memory / SPOOL,
         tools=home.tools_config if tools else None,

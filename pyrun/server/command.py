@@ -10,6 +10,7 @@ from pyrun.server.address import Address
 from pyrun.server.words import has_flag
 
 CACHE_FLAG = "--cache-ssd"
+SHARED_FLAG = "--cache-ssd-shared"
 METADATA_FLAG = "--metadata-users"
 WORKERS_FLAG = "--rpc"
 OVERFLOW_FLAG, SPOOL_FLAG, TOOLS_FLAG = "--context-overflow", "--context-spool", "--mcp-servers-config"
@@ -30,6 +31,7 @@ class ServerSettings:
     name: str | None = None  # clients know the model by it; None leaves it to llama-server, which takes its path
     users_by_metadata: bool = True  # metadata.user_id of the Anthropic API tells users apart
     sampling: tuple[str, ...] = ()  # flags that the model's makers advise
+    shared: Path | None = None  # the folder that servers share
     overflow: str | None = None  # what becomes of a chat that no longer fits; None leaves it to the server
     spool: Path | None = None  # the folder for messages that leave a chat
     tools: Path | None = None  # the file that says how the tool server is started
@@ -60,7 +62,12 @@ def server_command(settings: ServerSettings) -> list[str]:
         command += [CACHE_FLAG, settings.cache]
     if settings.chat_template is not None:
         command += ["--chat-template-file", str(settings.chat_template)]
-    for flag, value in ((OVERFLOW_FLAG, settings.overflow), (SPOOL_FLAG, settings.spool), (TOOLS_FLAG, settings.tools)):
+    for flag, value in (
+        (SHARED_FLAG, settings.shared),
+        (OVERFLOW_FLAG, settings.overflow),
+        (SPOOL_FLAG, settings.spool),
+        (TOOLS_FLAG, settings.tools),
+    ):
         if value is not None and not has_flag(settings.extra, flag):
             command += [flag, str(value)]
     if settings.web_page is not None:

@@ -12,7 +12,7 @@ from pyrun.errors import UserError
 from pyrun.server.ask import asking, refused_with
 
 SILENCE_SECONDS = 20.0  # the server says something every 5 s
-SOURCES = {"slot": "its slot", "hot": "RAM", "warm": "RAM", "cold": "disk"}
+SOURCES = {"slot": "its slot", "hot": "RAM", "warm": "RAM", "cold": "disk", "shared_folder": "shared folder"}
 WAITS = {"slot": "a free slot", "files": "its files", "prefix": "the same beginning, evaluated for another request"}
 
 

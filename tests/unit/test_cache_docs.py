@@ -82,6 +82,7 @@ FLAGS = re.findall(r'"(--[\w-]+)" \}', ARGS)
         ),
         ("requests", keys(REQUESTS)),
         ("speed", re.findall(r'"(\w+_per_s)"', SPEED)),
+        ("shared", keys(body(STATUS, "describe_shared"))),
         ("waited_ms", WAITS),
         ("state", keys(body(STATUS, "measured"))),
         ("counters", re.findall(r"X\((\w+),", COUNTERS)),
@@ -139,7 +140,7 @@ def test_every_route_is_on_the_page() -> None:
 
 def test_every_flag_is_on_the_page() -> None:
     documented = table(CACHE, "Flags")
-    assert set(documented) == set(FLAGS) and len(FLAGS) == 25
+    assert set(documented) == set(FLAGS) and len(FLAGS) == 30
     variables = dict(zip(FLAGS, re.findall(r'"(LLAMA_ARG_\w+)"', ARGS), strict=True))
     for flag, row in documented.items():
         assert row.split(" | ")[0] == f"`{variables[flag]}`", flag

@@ -112,6 +112,28 @@ static common_json in_ram(const std::string & user, std::vector<kvtier::conversa
     return out;
 }
 
+static common_json describe_shared(const kvtier::shared_stats & s) {
+    return {
+        { "on",              s.is_on },
+        { "why",             s.why },
+        { "evicts",          s.evicts },
+        { "files",           s.n_files },
+        { "usable_files",    s.n_usable },
+        { "bytes",           s.bytes },
+        { "limit",           s.limit },
+        { "published",       s.published },
+        { "bytes_published", s.bytes_published },
+        { "unpublished",     s.unpublished },
+        { "fetches",         s.fetches },
+        { "tokens_fetched",  s.tokens_fetched },
+        { "bytes_fetched",   s.bytes_fetched },
+        { "failed_fetches",  s.failed_fetches },
+        { "evicted",         s.evicted },
+        { "damaged",         s.damaged },
+        { "stalls",          s.stalls },
+    };
+}
+
 common_json cache_admin::describe() const {
     const kvtier::store_stats     stats   = stores.target->store().stats();
     const kvtier::store_options & options = stores.target->store().options();
@@ -131,6 +153,7 @@ common_json cache_admin::describe() const {
         { "reading_ahead", ahead.is_under_way() },
         { "speed",       {
             { "disk_bytes_per_s",  measured_speeds.disk.get() },
+            { "shared_bytes_per_s", measured_speeds.shared.get() },
             { "copy_bytes_per_s",  measured_speeds.copy.get() },
             { "eval_tokens_per_s", measured_speeds.eval.get() },
         } },
@@ -147,6 +170,9 @@ common_json cache_admin::describe() const {
     out["damaged"]  = damaged;
     out["requests"] = summary_of(totals.all());
     out["in_ram"]   = in_ram("", stores.target->store().list());
+    if (stores.shared != nullptr) {
+        out["shared"] = describe_shared(stores.shared->stats());
+    }
     return out;
 }
 
@@ -264,9 +290,14 @@ common_json cache_admin::disk() const {
 // removing
 //
 
-void cache_admin::flush() {
+void cache_admin::write_all() {
     board.wait_until_handed_over();
     stores.flush();
+}
+
+void cache_admin::flush() {
+    write_all();
+    stores.publish();
 }
 
 // Requests that wait are marked first: one that gets its slot meanwhile brings its mark along. Slots are the inference thread's:
@@ -282,19 +313,26 @@ void cache_admin::forget(const removal & what) {
     }
 }
 
-// Gives the bytes freed. done: whether all stores had it and removed it, for a user; or any, for a conversation.
-uint64_t cache_admin::remove(const removal & what, const std::function<status(kvtier::store &, uint64_t &)> & from, bool & done) {
+// Whether all stores had it and removed it, for a user; or any, for a conversation.
+bool cache_admin::remove(const removal & what, const std::function<status(kvtier::store &, uint64_t &)> & from, removal_result & out) {
     forget(what);
-    flush();
-    uint64_t bytes_freed = 0;
-    done = what.everything;
+    write_all();
+    kvtier::shared_removal there;
+    out.is_shared = stores.shared != nullptr;
+    if (out.is_shared) {
+        there = stores.shared->begin_removal(what.name_space, what.everything);
+    }
+    bool done = what.everything;
     for (sequence_store * s : stores.all()) {
         uint64_t   freed = 0;
         const bool ok    = from(s->store(), freed).is_ok();
         done = what.everything ? done && ok : done || ok;
-        bytes_freed += freed;
+        out.bytes_freed += freed;
     }
-    return bytes_freed;
+    if (out.is_shared) {
+        out.shared_removed = stores.shared->finish_removal(std::move(there), stores.patience, out.shared_files);
+    }
+    return done;
 }
 
 static removal removal_of(const kvtier::conversation_id & id, const std::vector<kvtier::conversation_info> & listed) {
@@ -309,24 +347,22 @@ static removal removal_of(const kvtier::conversation_id & id, const std::vector<
     return what;
 }
 
-bool cache_admin::remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed) {
+bool cache_admin::remove_conversation(const std::string & user, uint64_t hash, removal_result & out) {
     const kvtier::conversation_id id = { kvtier::user_key(user), hash };
-    bool found  = false;
-    bytes_freed = remove(removal_of(id, stores.target->store().list()), [&](kvtier::store & store, uint64_t & freed) {
+    const bool found = remove(removal_of(id, stores.target->store().list()), [&](kvtier::store & store, uint64_t & freed) {
         return store.remove_conversation(id.first, hash, freed);
-    }, found);
+    }, out);
     finished.forget_words(id);
     return found;
 }
 
-bool cache_admin::remove_user(const std::string & user, uint64_t & bytes_freed) {
+bool cache_admin::remove_user(const std::string & user, removal_result & out) {
     removal what;
     what.name_space = kvtier::user_key(user);
     what.everything = true;
-    bool done   = false;
-    bytes_freed = remove(what, [&](kvtier::store & store, uint64_t & freed) {
+    const bool done = remove(what, [&](kvtier::store & store, uint64_t & freed) {
         return store.remove_name_space(kvtier::user_key(user), freed);
-    }, done);
+    }, out);
     finished.forget(user);
     totals.forget(user);
     days.forget(user);
@@ -349,13 +385,13 @@ void cache_admin::sweep() {
         }
     }
     if (!gone.empty()) {
-        flush();
+        write_all();
     }
     stores.remove_expired(gone);
 }
 
 status cache_admin::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out) {
-    flush(); // What an earlier request says, and is not written yet, must not count for more.
+    write_all(); // What an earlier request says, and is not written yet, must not count for more.
     const kvtier::key name_space = kvtier::user_key(user);
     const status      s          = stores.target->store().set_lifetime(name_space, hash, change);
     if (s.is_ok() && stores.draft != nullptr) {

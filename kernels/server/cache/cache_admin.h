@@ -39,11 +39,11 @@ public:
     common_json conversations(const std::string & user) const;
     std::string metrics() const;
 
-    // What was answered before the call is on disk afterwards.
+    // What was answered before the call is on disk afterwards, and in the shared folder, if that does not take too long.
     void flush();
 
-    bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed);
-    bool remove_user(const std::string & user, uint64_t & bytes_freed);
+    bool remove_conversation(const std::string & user, uint64_t hash, removal_result & out);
+    bool remove_user(const std::string & user, removal_result & out);
 
     // Removes what has expired, as if somebody had asked for it.
     void sweep();
@@ -63,7 +63,8 @@ private:
 
     common_json conversation(const std::string & user, uint64_t hash) const; // as it is listed
     void     forget(const removal & what);
-    uint64_t remove(const removal & what, const std::function<kvtier::status(kvtier::store &, uint64_t &)> & from, bool & done);
+    void     write_all();
+    bool     remove(const removal & what, const std::function<kvtier::status(kvtier::store &, uint64_t &)> & from, removal_result & out);
 
     cache_stores &  stores;
     slot_board &    board;

@@ -4,12 +4,14 @@
 #include "kvtier/write_budget.h"
 #include "llama/build_info.h"
 #include "llama/model_fingerprint.h"
+#include "server/shared_folder_flags.h"
 #include "state_rows.h"
 
 #include "log.h"
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <utility>
 
 #include <sys/stat.h>
@@ -86,6 +88,10 @@ status cache_stores::open(const common_params & params, llama_context * target_c
         return s;
     }
 
+    if (!shared_flags().path.empty()) {
+        open_shared(shared_flags());
+    }
+
     // A draft model's state travels. Heads that live on the target's hidden states keep more than their context; they
     // start empty after a restore, which costs accepted drafts for a while and nothing else.
     const common_params_speculative & spec = params.speculative;
@@ -98,6 +104,25 @@ status cache_stores::open(const common_params & params, llama_context * target_c
         }
     }
     return status::ok();
+}
+
+void cache_stores::open_shared(const shared_folder_flags & want) {
+    kvtier::shared_options options;
+    options.dir          = want.path;
+    options.backend      = backend_name();
+    options.all_backends = want.all_backends;
+    options.users        = want.users;
+    options.limit        = want.max_bytes;
+    options.timeout      = std::chrono::milliseconds(static_cast<int64_t>(1000 * want.timeout_s));
+    options.on_change    = [](const std::string & why) {
+        if (why.empty()) {
+            LOG_WRN("cache: the shared folder is used again\n");
+        } else {
+            LOG_WRN("cache: the shared folder is not used for now: %s\n", why.c_str());
+        }
+    };
+    patience = options.timeout;
+    shared   = target->store().share(kvtier::posix_env(), std::move(options));
 }
 
 status cache_stores::open_one(const common_params & params, llama_context * ctx, const std::string & model_path,
@@ -191,8 +216,18 @@ void cache_stores::look_elsewhere(const kvtier::key & fingerprint) {
 void cache_stores::remove_expired(const std::vector<kvtier::conversation_id> & of_target) {
     uint64_t   freed    = 0;
     uint64_t   of_draft = 0;
+    std::map<kvtier::key, kvtier::shared_removal> there;
+    for (const kvtier::conversation_id & id : of_target) {
+        if (shared != nullptr && there.count(id.first) == 0) {
+            there.emplace(id.first, shared->begin_removal(id.first, false));
+        }
+    }
     const bool done     = target->store().remove_expired(of_target, freed).is_ok() &&
                           (draft == nullptr || draft->store().remove_expired(draft->store().expired(), of_draft).is_ok());
+    for (auto & [name_space, removal] : there) {
+        uint64_t n_files = 0;
+        (void) shared->finish_removal(std::move(removal), patience, n_files); // What stays is tried again.
+    }
     if (!of_target.empty()) {
         LOG_INF("cache: %zu conversations have expired, %llu bytes freed\n", of_target.size(),
                 static_cast<unsigned long long>(freed + of_draft));
@@ -208,9 +243,19 @@ void cache_stores::flush() {
     }
 }
 
+void cache_stores::publish() {
+    if (shared != nullptr) {
+        (void) shared->publish(patience); // What is left is published later, if there is a later.
+    }
+}
+
 void cache_stores::close() {
     for (sequence_store * s : all()) {
         s->close();
+    }
+    publish();
+    if (shared != nullptr) {
+        shared->close();
     }
 }
 

@@ -119,6 +119,7 @@ public:
     stored_part                 draft;
     cache_miss                  miss = cache_miss::none; // why nothing is read, or what went wrong
     double                      read_ms   = 0;
+    std::optional<size_t>       n_unfetched;             // tokens that there were without the shared folder; nothing: it had no more
     uint32_t                    n_reads   = 0;
     bool                        has_waited = false;      // for the writer
     size_t                      n_in_slot = 0;           // tokens that the slot it is put off for can give

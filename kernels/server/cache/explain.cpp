@@ -19,6 +19,9 @@ cache_report report_of(const cache_ticket & ticket, const slot_offer & offer, si
     if (n_restored > 0) {
         report.source = m.source == kvtier::match_source::hot  ? cache_source::hot
                       : m.source == kvtier::match_source::warm ? cache_source::warm : cache_source::cold;
+        if (ticket.n_unfetched && n_restored > *ticket.n_unfetched) {
+            report.source = cache_source::shared_folder; // It has been stored here on the way.
+        }
         report.match  = m.kind == kvtier::match_kind::conversation ? cache_match::conversation : cache_match::prefix;
     } else if (n_in_slot > 0) {
         report.source = cache_source::slot;

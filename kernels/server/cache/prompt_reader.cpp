@@ -23,6 +23,11 @@ static constexpr double unknown_wait_ms = 200;
 static constexpr double max_left_ms        = 200;
 static constexpr double unknown_copy_speed = 8e9; // bytes per second, before the first one
 
+// How long fewer bytes of the shared folder take says nothing about more of them; and so long may those take.
+static constexpr uint64_t least_told_by = uint64_t(4) << 20;
+static constexpr auto     least_fetch   = std::chrono::milliseconds(200);
+static constexpr kvtier::shared_tier::clock::duration unknown_fetch = std::chrono::seconds(10); // before any prompt has been evaluated
+
 // A request reads at most that often: files that change or break faster than they are read are not worth a third attempt.
 static constexpr uint32_t max_reads = 2;
 
@@ -111,17 +116,66 @@ prompt_reader::verdict prompt_reader::judge(const cache_ticket & ticket, size_t 
     facts.bytes_ram        = m.bytes_ram + ticket.draft.match.bytes_ram;
     facts.bytes_disk       = m.bytes_disk + ticket.draft.match.bytes_disk;
     facts.n_tokens         = m.n_tokens - n_in_slot;
-    facts.ram_bytes_per_s  = measured.copy.get();
     facts.disk_bytes_per_s = measured.disk.get();
-    facts.tokens_per_s     = measured.eval.get();
+    return is_slower(facts) ? verdict::recompute : verdict::read;
+}
+
+// Whether restoring takes longer than evaluating.
+bool prompt_reader::is_slower(kvtier::restore_facts facts) const {
+    facts.ram_bytes_per_s = measured.copy.get();
+    facts.tokens_per_s    = measured.eval.get();
     const kvtier::restore_decision decision = kvtier::restore_or_recompute(facts);
-    const bool slower = !decision.restore && decision.restore_ms > decision.eval_ms + recompute_margin_ms;
-    return slower ? verdict::recompute : verdict::read;
+    return !decision.restore && decision.restore_ms > decision.eval_ms + recompute_margin_ms;
+}
+
+// What other servers have evaluated comes out of the folder that they share into the store, where it is looked up then. That takes no
+// longer than evaluating would.
+void prompt_reader::fetch(cache_ticket & ticket, size_t n_in_slot) {
+    if (stores.shared == nullptr || ticket.tokens.size() < 2) {
+        return;
+    }
+    const kvtier::lookup_request asked = stores.target->question(ticket.scope, ticket.tokens, ticket.tokens.size() - 1, ticket.conversation.hash);
+    if (stores.shared->find(asked, ticket.target.match).n_tokens <= n_in_slot) {
+        return;
+    }
+    kvtier::mutex_lock guard(fetching);
+    look(ticket);
+    const kvtier::shared_match found  = stores.shared->find(asked, ticket.target.match);
+    const size_t               n_have = std::max(ticket.target.match.n_tokens, n_in_slot);
+    if (found.n_tokens <= n_have) {
+        return;
+    }
+    kvtier::restore_facts facts;
+    facts.bytes_disk       = found.bytes();
+    facts.n_tokens         = found.n_tokens - n_have;
+    facts.disk_bytes_per_s = measured.shared.get();
+    if (is_slower(facts)) {
+        measured.shared.doubt();
+        ticket.miss = cache_miss::recompute_faster;
+        return;
+    }
+    using clock = kvtier::shared_tier::clock;
+    const double eval_s  = measured.eval.get() > 0 ? static_cast<double>(facts.n_tokens) / measured.eval.get() : 0;
+    const auto   at_most = eval_s > 0 ? std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(eval_s) + least_fetch)
+                                      : unknown_fetch;
+    const stopwatch watch;
+    uint64_t        n_bytes = 0;
+    const status    s = stores.shared->fetch(asked.root, found, at_most, n_bytes);
+    if (!s.is_ok()) {
+        LOG_WRN("cache: from the shared folder: %s\n", s.message().c_str());
+    }
+    if (facts.bytes_disk >= least_told_by) { // One that was given up was half as fast as it should have been, at most.
+        measured.shared.add(static_cast<double>(s.is_ok() ? n_bytes : std::max(n_bytes, facts.bytes_disk / 2)), watch.ms() / 1000);
+    }
+    ticket.read_ms    += watch.ms();
+    ticket.n_unfetched = n_have;
+    look(ticket);
 }
 
 void prompt_reader::arrive(cache_ticket & ticket, size_t n_in_slot) {
     look(ticket);
     wait_for_writer(ticket, n_in_slot);
+    fetch(ticket, n_in_slot);
     if (judge(ticket, n_in_slot) != verdict::read) {
         return; // The slot that it gets decides.
     }

@@ -63,7 +63,9 @@ private:
     };
 
     void    look(cache_ticket & ticket) const;
+    void    fetch(cache_ticket & ticket, size_t n_in_slot);
     verdict judge(const cache_ticket & ticket, size_t n_in_slot) const;
+    bool    is_slower(kvtier::restore_facts facts) const;
     bool    reserve(cache_ticket & ticket, bool always);
     void    read(cache_ticket & ticket);
     bool    read_part(sequence_store & from, stored_part & part, cache_ticket & ticket);
@@ -76,6 +78,8 @@ private:
     speeds &                measured;
     server_queue &          queue;
     const held_bytes::total in_flight = std::make_shared<std::atomic<uint64_t>>(0);
+
+    kvtier::mutex fetching; // Prompts that begin alike are fetched once.
 
     kvtier::mutex                            waiting_mu;
     std::vector<std::weak_ptr<cache_ticket>> waiting GUARDED_BY(waiting_mu); // tickets of requests that have no slot yet

@@ -15,6 +15,14 @@ namespace llama_run {
 // that a client can have.
 inline constexpr const char * nobody = "\n";
 
+// What came of it.
+struct removal_result {
+    uint64_t bytes_freed    = 0;
+    bool     is_shared      = false; // there is a shared folder
+    bool     shared_removed = true;  // nothing of it is left there that this server knows of
+    uint64_t shared_files   = 0;     // that went
+};
+
 // It is all of a user, or one conversation.
 struct removal {
     kvtier::key name_space{}; // of the user

@@ -22,7 +22,7 @@ struct request_counts {
     uint64_t n           = 0;
     uint64_t n_reused    = 0; // tokens
     uint64_t n_evaluated = 0;
-    std::array<uint64_t, 5> by_source{};
+    std::array<uint64_t, static_cast<size_t>(cache_source::n_kinds)> by_source{};
     std::array<uint64_t, static_cast<size_t>(cache_miss::n_kinds)> by_miss{};
 
     void add(const cache_report & report, const server_slot_stats & stats) {

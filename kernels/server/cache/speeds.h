@@ -29,9 +29,10 @@ private:
 };
 
 struct speeds {
-    speed disk; // bytes per second
-    speed copy; // bytes per second, from RAM into the context
-    speed eval; // tokens per second
+    speed disk;   // bytes per second
+    speed shared; // bytes per second, out of the shared folder into the store
+    speed copy;   // bytes per second, from RAM into the context
+    speed eval;   // tokens per second
 };
 
 } // namespace llama_run

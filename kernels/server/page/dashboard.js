@@ -266,7 +266,7 @@ function showSaved() {
 // requests
 //
 
-const SOURCES = { none: "nothing reused", slot: "from its slot", hot: "from RAM", warm: "from RAM", cold: "from disk" };
+const SOURCES = { none: "nothing reused", slot: "from its slot", hot: "from RAM", warm: "from RAM", cold: "from disk", shared_folder: "from the shared folder" };
 const REASONS = {
   new_tokens: "the conversation goes on",
   parted: "it departs from what is known",

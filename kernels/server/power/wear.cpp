@@ -14,6 +14,9 @@ void cache_core::hold_writes(bool on) {
     for (sequence_store * s : stores.all()) {
         s->queue().hold(on);
     }
+    if (stores.shared != nullptr) {
+        stores.shared->hold(on);
+    }
 }
 
 common_json cache_core::written(const power_state & power) const {

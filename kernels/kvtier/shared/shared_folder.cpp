@@ -1,0 +1,353 @@
+#include "kvtier/shared/shared_folder.h"
+
+#include "kvtier/blocks.h"
+#include "kvtier/checksum.h"
+#include "kvtier/file_head.h"
+#include "kvtier/file_names.h"
+#include "kvtier/read_task.h"
+
+#include <algorithm>
+#include <cctype>
+#include <limits>
+#include <random>
+#include <utility>
+
+namespace kvtier {
+
+static constexpr char incoming[]       = "incoming";
+static constexpr char segment_suffix[] = ".seg";
+static constexpr char anchor_suffix[]  = ".anc";
+static constexpr size_t suffix_size    = 4;
+
+// So much goes through one call: a call that takes long should be one that hangs.
+static constexpr uint64_t call_bytes = uint64_t(1) << 20;
+
+// Beyond so much of the limit, what the caller knows of the folder is not good enough.
+static constexpr double counted_anew = 0.9;
+
+static constexpr uint64_t max_text = 4096;
+
+uint64_t shared_copy::bytes() const {
+    uint64_t n = head.size();
+    for (const blob & part : payload) {
+        n += part->size();
+    }
+    return n;
+}
+
+std::string backend_folder(const std::string & backend) {
+    std::string out;
+    for (const char c : backend.substr(0, 32)) {
+        const auto byte = static_cast<unsigned char>(c);
+        if (std::isalnum(byte) != 0 && byte < 0x80) {
+            out += static_cast<char>(std::tolower(byte));
+        }
+    }
+    return out.empty() ? "unknown" : out;
+}
+
+static std::string folder_of(const shared_place & place) {
+    return names::join(names::join(hex(place.fingerprint), place.backend), hex(place.name_space));
+}
+
+std::string shared_name::path() const {
+    const std::string number = hex(static_cast<uint64_t>(at));
+    return names::join(folder_of(place), hex(k) + "-" + number.substr(8) + (is_anchor ? anchor_suffix : segment_suffix));
+}
+
+// The last part of a path.
+static bool parse_name(const std::string & text, shared_name & out) {
+    constexpr size_t key_size = 32;
+    constexpr size_t at_size  = 8;
+    if (text.size() != key_size + 1 + at_size + suffix_size || text[key_size] != '-') {
+        return false;
+    }
+    const std::string suffix = text.substr(text.size() - suffix_size);
+    uint64_t          at     = 0;
+    if (!parse_hex(text.substr(0, key_size), out.k) || !parse_hex("00000000" + text.substr(key_size + 1, at_size), at) ||
+        (suffix != segment_suffix && suffix != anchor_suffix)) {
+        return false;
+    }
+    out.at        = static_cast<uint32_t>(at);
+    out.is_anchor = suffix == anchor_suffix;
+    return true;
+}
+
+static std::string random_hex() {
+    static thread_local std::mt19937_64 source{ std::random_device{}() };
+    return hex(source());
+}
+
+// How large a file in incoming/ will be.
+static bool parse_incoming(const std::string & name, uint64_t & size) {
+    uint64_t number = 0;
+    return name.size() == 33 && name[16] == '-' && parse_hex(name.substr(0, 16), number) && parse_hex(name.substr(17), size) &&
+           size <= format::max_file_size;
+}
+
+std::string shared_folder::path_of(const shared_name & name) const {
+    return names::join(root, name.path());
+}
+
+status shared_folder::prepare() {
+    std::vector<dir_entry> entries;
+    if (status s = e.list_dir(root, entries); !s.is_ok()) {
+        return s.is_miss() ? status::io_error(root + ": there is no such folder; make it, or mount what belongs there") : s;
+    }
+    return e.make_dir(names::join(root, incoming));
+}
+
+static bool is_backend(const std::string & name) {
+    return name == backend_folder(name);
+}
+
+// Calls `found` for each folder in one that is there.
+template <typename Found>
+static status each_folder(env & e, const std::string & path, const Found & found) {
+    std::vector<dir_entry> entries;
+    if (status s = e.list_dir(path, entries); !s.is_ok()) {
+        return s.is_miss() ? status::ok() : s; // It has gone since.
+    }
+    for (const dir_entry & entry : entries) {
+        if (entry.type == file_type::folder) {
+            if (status s = found(entry.name); !s.is_ok()) {
+                return s;
+            }
+        }
+    }
+    return status::ok();
+}
+
+status shared_folder::list(shared_listing & out) {
+    std::vector<dir_entry> entries;
+    if (status s = e.list_dir(names::join(root, incoming), entries); !s.is_ok()) {
+        return s;
+    }
+    for (const dir_entry & entry : entries) {
+        uint64_t size = 0;
+        if (entry.type == file_type::file && parse_incoming(entry.name, size)) {
+            out.unfinished.push_back(entry.name);
+            out.bytes_claimed += disk_size(size);
+        }
+    }
+    out.bytes = out.bytes_claimed;
+    return each_folder(e, root, [&](const std::string & model) {
+        shared_name name;
+        if (!parse_hex(model, name.place.fingerprint)) {
+            return status::ok();
+        }
+        return each_folder(e, names::join(root, model), [&](const std::string & backend) {
+            name.place.backend = backend;
+            if (!is_backend(backend)) {
+                return status::ok();
+            }
+            return each_folder(e, names::join(names::join(root, model), backend), [&](const std::string & user) {
+                if (!parse_hex(user, name.place.name_space)) {
+                    return status::ok();
+                }
+                std::vector<dir_entry> inside;
+                const status s = e.list_dir(names::join(root, folder_of(name.place)), inside);
+                for (const dir_entry & entry : inside) {
+                    if (entry.type == file_type::file && parse_name(entry.name, name)) {
+                        out.files.push_back({ name, disk_size(entry.size), entry.modified_ms });
+                        out.bytes += disk_size(entry.size);
+                    }
+                }
+                return s.is_miss() ? status::ok() : s;
+            });
+        });
+    });
+}
+
+static status misplaced(const std::string & path) {
+    return status::corrupt(damage::misplaced, path + ": has another name, user or model than its content");
+}
+
+static bool belongs_to(const file_header & header, const shared_place & place) {
+    return header.fingerprint == place.fingerprint && header.name_space == place.name_space &&
+           backend_folder(header.backend) == place.backend;
+}
+
+status shared_folder::read_segment(const shared_file & file, segment_head & out) {
+    const std::string    path = path_of(file.name);
+    std::vector<uint8_t> bytes;
+    uint64_t             size = 0;
+    status               s    = read_head(e, path, format::kind_segment, size, bytes);
+    s = s.is_ok() ? check_space(file.bytes, size).in(path) : s;
+    s = s.is_ok() ? decode_segment(bytes.data(), bytes.size(), size, out).in(path) : s;
+    if (!s.is_ok()) {
+        return s;
+    }
+    return belongs_to(out.header, file.name.place) && out.runs.back().k == file.name.k && out.runs.front().p0 == file.name.at
+        ? status::ok() : misplaced(path);
+}
+
+status shared_folder::read_anchor(const shared_file & file, anchor_head & out) {
+    const std::string    path = path_of(file.name);
+    std::vector<uint8_t> bytes;
+    uint64_t             size = 0;
+    status               s    = read_head(e, path, format::kind_anchor, size, bytes);
+    s = s.is_ok() ? check_space(file.bytes, size).in(path) : s;
+    s = s.is_ok() ? decode_anchor(bytes.data(), bytes.size(), size, out).in(path) : s;
+    if (!s.is_ok()) {
+        return s;
+    }
+    return belongs_to(out.header, file.name.place) && out.k == file.name.k && out.n_tokens == file.name.at ? status::ok() : misplaced(path);
+}
+
+status shared_folder::read(const shared_name & name, uint64_t file_size, const std::vector<shared_read> & parts,
+                           const std::atomic<bool> & abandoned) {
+    const std::string              path = path_of(name);
+    std::unique_ptr<readable_file> file;
+    if (status s = e.open_file(path, file); !s.is_ok()) {
+        return s;
+    }
+    if (file->size() != file_size) {
+        return status::corrupt(damage::truncated, path + ": has another size than when it was found");
+    }
+    for (const shared_read & part : parts) {
+        checksum_stream sum;
+        for (uint64_t done = 0; done < part.into->size(); done += call_bytes) {
+            if (abandoned) {
+                return given_up();
+            }
+            const uint64_t n    = std::min(call_bytes, part.into->size() - done);
+            const span     next = { part.into->data() + done, static_cast<size_t>(n) };
+            if (status s = file->read(part.offset + done, &next, 1); !s.is_ok()) {
+                return s;
+            }
+            sum.update(static_cast<const uint8_t *>(next.data), next.size);
+        }
+        if (sum.finish() != part.checksum) {
+            return mismatch(path);
+        }
+    }
+    return status::ok();
+}
+
+// A file that is about to be written says with its name how large it will be, so that others count it before it is.
+status shared_folder::open_counted(uint64_t size, std::unique_ptr<writable_file> & file, std::string & path) {
+    path = names::join(names::join(root, incoming), random_hex() + "-" + hex(size));
+    return e.create_file(path, file);
+}
+
+status shared_folder::fits(uint64_t n_known, uint64_t limit, const std::string & what) {
+    std::vector<dir_entry> entries;
+    if (status s = e.list_dir(names::join(root, incoming), entries); !s.is_ok()) {
+        return s;
+    }
+    uint64_t total = n_known;
+    for (const dir_entry & entry : entries) {
+        uint64_t size = 0;
+        total += parse_incoming(entry.name, size) ? disk_size(size) : 0;
+    }
+    if (static_cast<double>(total) > counted_anew * static_cast<double>(limit)) {
+        shared_listing now;
+        if (status s = list(now); !s.is_ok()) {
+            return s;
+        }
+        total = now.bytes;
+    }
+    return total <= limit ? status::ok() : status::over_budget(what + ": the shared folder has its " + std::to_string(limit) + " bytes");
+}
+
+status shared_folder::make_folders(const shared_place & place) {
+    std::string path = root;
+    for (const std::string & part : { hex(place.fingerprint), place.backend, hex(place.name_space) }) {
+        path = names::join(path, part);
+        if (status s = e.make_dir(path); !s.is_ok()) {
+            return s;
+        }
+    }
+    return status::ok();
+}
+
+status shared_folder::write_all(writable_file & file, const shared_copy & copy, const std::atomic<bool> & abandoned) {
+    std::vector<const_span> parts = { { copy.head.data(), copy.head.size() } };
+    for (const blob & part : copy.payload) {
+        parts.push_back({ part->data(), part->size() });
+    }
+    for (const const_span & part : parts) {
+        for (uint64_t done = 0; done < part.size; done += call_bytes) {
+            if (abandoned) {
+                return given_up();
+            }
+            const const_span next = { static_cast<const uint8_t *>(part.data) + done,
+                                      static_cast<size_t>(std::min(call_bytes, part.size - done)) };
+            if (status s = file.append(&next, 1); !s.is_ok()) {
+                return s;
+            }
+        }
+    }
+    if (status s = file.sync(); !s.is_ok()) {
+        return s;
+    }
+    return file.close();
+}
+
+status shared_folder::write(const shared_copy & copy, uint64_t n_known, uint64_t limit, const std::atomic<bool> & abandoned) {
+    const std::string path = path_of(copy.name);
+    {
+        std::unique_ptr<readable_file> there;
+        if (e.open_file(path, there).is_ok()) {
+            return status::ok();
+        }
+    }
+    std::unique_ptr<writable_file> file;
+    std::string                    unfinished;
+    if (status s = open_counted(copy.bytes(), file, unfinished); !s.is_ok()) {
+        return s;
+    }
+    status s = fits(n_known, limit, path);
+    s = s.is_ok() ? make_folders(copy.name.place) : s;
+    s = s.is_ok() ? write_all(*file, copy, abandoned) : s;
+    file.reset();
+    s = s.is_ok() ? e.rename(unfinished, path) : s;
+    if (!s.is_ok()) {
+        (void) e.remove_file(unfinished).is_ok(); // Else the evictor does, some time.
+    }
+    return s;
+}
+
+status shared_folder::touch(const shared_name & name) {
+    return e.touch(path_of(name));
+}
+
+status shared_folder::remove(const shared_name & name) {
+    const status s = e.remove_file(path_of(name));
+    return s.is_miss() ? status::ok() : s;
+}
+
+status shared_folder::remove_unfinished(const std::string & name) {
+    const status s = e.remove_file(names::join(names::join(root, incoming), name));
+    return s.is_miss() ? status::ok() : s;
+}
+
+status shared_folder::read_text(const std::string & name, std::string & out) {
+    std::unique_ptr<readable_file> file;
+    if (status s = e.open_file(names::join(root, name), file); !s.is_ok()) {
+        return s;
+    }
+    out.resize(static_cast<size_t>(std::min(file->size(), max_text)));
+    const span whole = { out.data(), out.size() };
+    return out.empty() ? status::ok() : file->read(0, &whole, 1);
+}
+
+status shared_folder::write_text(const std::string & name, const std::string & text) {
+    std::unique_ptr<writable_file> file;
+    std::string                    unfinished;
+    if (status s = open_counted(text.size(), file, unfinished); !s.is_ok()) {
+        return s;
+    }
+    const const_span whole = { text.data(), text.size() };
+    status           s     = file->append(&whole, 1);
+    s = s.is_ok() ? file->close() : s;
+    file.reset();
+    s = s.is_ok() ? e.rename(unfinished, names::join(root, name)) : s;
+    if (!s.is_ok()) {
+        (void) e.remove_file(unfinished).is_ok();
+    }
+    return s;
+}
+
+} // namespace kvtier

@@ -1,0 +1,245 @@
+#include "kvtier/shared/shared_index.h"
+
+#include "kvtier/file_names.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvtier {
+
+// Uses are written down so coarsely.
+static constexpr int64_t same_use_ms = 60 * 1000;
+
+uint64_t shared_match::bytes() const {
+    uint64_t n = anchor ? anchor->size : 0;
+    for (const shared_run & r : runs) {
+        n += r.size;
+    }
+    return n;
+}
+
+void shared_match::skip_stored(const std::set<key> & stored) {
+    const auto last = std::find_if(runs.rbegin(), runs.rend(), [&](const shared_run & r) { return stored.count(r.k) != 0; });
+    runs.erase(runs.begin(), last.base());
+}
+
+bool shared_index::concerns(const shared_name & name) const {
+    return name.place.fingerprint == of.fingerprint && (of.backend.empty() || name.place.backend == of.backend) &&
+           (of.users || name.place.name_space == key{});
+}
+
+std::vector<shared_file> shared_index::unknown(const shared_listing & listing) const {
+    std::vector<shared_file> out;
+    mutex_lock               guard(mu);
+    for (const shared_file & file : listing.files) {
+        if (concerns(file.name)) {
+            const auto it = files.find(file.name.path());
+            if (it == files.end() || !it->second.is_seen) {
+                out.push_back(file);
+            }
+        }
+    }
+    return out;
+}
+
+void shared_index::learn(news found) {
+    entry & known = files[found.file.name.path()];
+    known.file       = found.file;
+    known.is_seen    = true;
+    known.of_segment = std::move(found.of_segment);
+    known.of_anchor  = std::move(found.of_anchor);
+}
+
+// Makes the tree anew. What its runs knew of each other before does not count.
+void shared_index::link_all() {
+    std::vector<std::shared_ptr<segment>> all;
+    runs = {};
+    owners.clear();
+    anchors.clear();
+    for (const auto & [path, known] : files) {
+        if (known.of_segment != nullptr) {
+            for (run & r : known.of_segment->runs) {
+                r.parent   = nullptr;
+                r.attached = false;
+                r.children.clear();
+                r.anchored.reset();
+            }
+            owners[known.of_segment.get()] = &known;
+            all.push_back(known.of_segment);
+        }
+    }
+    runs.attach(all);
+    for (const auto & [path, known] : files) {
+        if (known.of_anchor == nullptr) {
+            continue;
+        }
+        const anchor & a  = *known.of_anchor;
+        run *          at = runs.find(a.k);
+        anchors[{ a.name_space, a.k }] = &known;
+        if (at != nullptr && at->p1 == a.n_tokens && at->owner->name_space == a.name_space && at->owner->root == a.root) {
+            at->anchored = known.of_anchor;
+        }
+    }
+}
+
+void shared_index::update(const shared_listing & listing, std::vector<news> found) {
+    mutex_lock                         guard(mu);
+    std::map<std::string, shared_file> there;
+    for (const shared_file & file : listing.files) {
+        there.emplace(file.name.path(), file);
+    }
+    bool changed = !found.empty();
+    for (auto it = files.begin(); it != files.end();) {
+        const bool is_gone = there.count(it->first) == 0;
+        changed = changed || (is_gone && it->second.is_seen);
+        it = is_gone ? files.erase(it) : std::next(it);
+    }
+    for (auto & [path, file] : there) {
+        files[path].file = std::move(file);
+    }
+    for (news & one : found) {
+        if (files.count(one.file.name.path()) != 0) {
+            learn(std::move(one));
+        }
+    }
+    claimed = listing.bytes_claimed;
+    if (changed) {
+        link_all();
+    }
+}
+
+void shared_index::add(news found) {
+    mutex_lock guard(mu);
+    learn(std::move(found));
+    link_all();
+}
+
+void shared_index::forget(const std::vector<shared_name> & gone) {
+    mutex_lock guard(mu);
+    size_t     n = 0;
+    for (const shared_name & name : gone) {
+        n += files.erase(name.path());
+    }
+    if (n > 0) {
+        link_all();
+    }
+}
+
+shared_match shared_index::find(const lookup_request & request) const {
+    shared_match      out;
+    const size_t      limit = std::min(request.limit, request.n_tokens);
+    mutex_lock        guard(mu);
+    const walk_result path  = runs.walk(user_key(request.root.user), root_key(request.root), request.tokens, request.n_tokens, limit);
+    const run *       last  = request.folded ? path.anchored : path.last;
+    if (last == nullptr) {
+        return out;
+    }
+    out.n_tokens = request.folded ? last->p1 : std::min<size_t>(path.n_common, limit);
+    for (const run * r = last; r != nullptr; r = r->parent) {
+        if (r->p0 >= out.n_tokens) {
+            continue; // beyond the limit
+        }
+        const entry & owner = *owners.at(r->owner);
+        out.runs.push_back({ r->k, r->parent_key, r->p0, r->p1, r->offset, r->size, r->checksum,
+                             (r->owner->flags & format::flag_static_prefix) != 0, owner.file.name, r->owner->file_size });
+        out.tokens.insert(out.tokens.begin(), r->tokens, r->tokens + (r->p1 - r->p0));
+    }
+    std::reverse(out.runs.begin(), out.runs.end());
+    if (request.folded) {
+        const anchor & a = *last->anchored;
+        out.anchor = { a.k, a.n_tokens, a.payload_offset, a.payload_size, a.checksum, anchors.at({ a.name_space, a.k })->file.name,
+                       a.file_size };
+    }
+    return out;
+}
+
+bool shared_index::file_of(const key & k, shared_name & out) const {
+    mutex_lock  guard(mu);
+    const run * found = runs.find(k);
+    if (found != nullptr) {
+        out = owners.at(found->owner)->file.name;
+    }
+    return found != nullptr;
+}
+
+bool shared_index::anchor_file(const key & name_space, const key & k, shared_name & out) const {
+    mutex_lock guard(mu);
+    const auto found = anchors.find({ name_space, k });
+    if (found != anchors.end()) {
+        out = found->second->file.name;
+    }
+    return found != anchors.end();
+}
+
+// Also what is not in the tree counts: a run whose beginning is gone still has words in it.
+std::vector<shared_name> shared_index::files_of(const std::set<key> & keys) const {
+    std::set<key>            gone = keys;
+    std::set<std::string>    taken;
+    std::vector<shared_name> out;
+    mutex_lock               guard(mu);
+    for (bool more = true; more;) {
+        more = false;
+        for (const auto & [path, known] : files) {
+            bool has_any = known.of_anchor != nullptr && gone.count(known.of_anchor->k) != 0;
+            if (known.of_segment != nullptr) {
+                for (const run & r : known.of_segment->runs) {
+                    if (gone.count(r.k) != 0 || gone.count(r.parent_key) != 0) {
+                        has_any = true;
+                        more    = gone.insert(r.k).second || more;
+                    }
+                }
+            }
+            if (has_any && taken.insert(path).second) {
+                out.push_back(known.file.name);
+                more = true;
+            }
+        }
+    }
+    return out;
+}
+
+std::vector<shared_name> shared_index::files_of_name_space(const key & name_space) const {
+    std::vector<shared_name> out;
+    mutex_lock               guard(mu);
+    for (const auto & [path, known] : files) {
+        if (known.file.name.place.fingerprint == of.fingerprint && known.file.name.place.name_space == name_space) {
+            out.push_back(known.file.name);
+        }
+    }
+    return out;
+}
+
+shared_index::totals shared_index::count() const {
+    totals     out;
+    mutex_lock guard(mu);
+    out.bytes = claimed;
+    for (const auto & [path, known] : files) {
+        out.n_files++;
+        out.bytes   += known.file.bytes;
+        out.n_known += known.of_segment != nullptr || known.of_anchor != nullptr;
+    }
+    return out;
+}
+
+std::vector<shared_name> shared_index::victims(uint64_t target) const {
+    std::vector<shared_file> all;
+    uint64_t                 total = 0;
+    {
+        mutex_lock guard(mu);
+        total = claimed;
+        for (const auto & [path, known] : files) {
+            all.push_back(known.file);
+            total += known.file.bytes;
+        }
+    }
+    const auto order = [](const shared_file & f) { return std::make_pair(f.modified_ms / same_use_ms, -static_cast<int64_t>(f.name.at)); };
+    std::sort(all.begin(), all.end(), [&](const shared_file & a, const shared_file & b) { return order(a) < order(b); });
+    std::vector<shared_name> out;
+    for (size_t i = 0; i < all.size() && total > target; i++) {
+        total -= std::min(total, all[i].bytes);
+        out.push_back(all[i].name);
+    }
+    return out;
+}
+
+} // namespace kvtier

@@ -1,0 +1,224 @@
+// A folder that several servers share, behind the store of each: what one has evaluated, the others need not.
+//
+//   publish   what was saved or used here is copied into the folder, in the background, if it is not there
+//   find      the longest prefix that the folder has, from memory
+//   fetch     reads it, checks every byte, and saves it in the local store as if it had been evaluated here
+//   evict     one server at a time keeps the folder within its limit
+//
+// The folder may hang, fill up, lose files and hold anybody's: none of that is more than a miss. Every call on it is made by threads
+// that nobody waits for without an end (folder_threads.h); when one takes longer than the time-out, the tier is off until it has
+// returned and a while has passed.
+//
+// Ownership: the store must outlive the tier; the env must outlive the process's last call on the folder. Thread safety: all functions may be
+// called from any thread, but none from the inference thread: find may wait for a moment, the rest for as long as it is told.
+#pragma once
+
+#include "kvtier/shared/eviction_lease.h"
+#include "kvtier/shared/folder_threads.h"
+#include "kvtier/shared/shared_folder.h"
+#include "kvtier/shared/shared_index.h"
+#include "kvtier/shared/watched_env.h"
+#include "kvtier/store.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace kvtier {
+
+struct shared_options {
+    using ms = std::chrono::milliseconds;
+
+    std::string dir;
+    std::string backend;              // that computes the state here
+    bool        all_backends = false; // whether what others have computed is used
+    bool        users        = false; // whether named users share, beside those without a name
+    uint64_t    limit        = 0;     // bytes of the whole folder; 0: a fifth of its disk's free space, at most 64 GiB
+    ms          timeout{ 5000 };      // of one call
+    ms          off_for{ 30000 };     // after trouble
+    ms          refresh{ 2000 };      // between two looks at the folder while somebody asks
+    ms          idle_refresh{ 30000 };
+    ms          term{ 60000 };        // of the lease
+    ms          unfinished{ 600000 }; // a file that is not complete by then is nobody's
+    ms          touch{ 60000 };       // a use is told to the folder that often
+    std::function<void(const std::string & why)> on_change; // off, and why; empty: on again. The tier's thread calls it
+};
+
+struct shared_stats {
+    bool        is_on = false;
+    std::string why;               // it is off, or nothing is published
+    bool        evicts = false;    // this server does
+    uint64_t    n_files = 0;       // in the folder, of all models
+    uint64_t    bytes = 0;
+    uint64_t    limit = 0;
+    uint64_t    n_usable = 0;      // files
+    uint64_t    published = 0;     // files, since the start
+    uint64_t    bytes_published = 0;
+    uint64_t    fetches = 0;
+    uint64_t    tokens_fetched = 0;
+    uint64_t    bytes_fetched = 0;
+    uint64_t    failed_fetches = 0;
+    uint64_t    evicted = 0;       // files
+    uint64_t    damaged = 0;       // files
+    uint64_t    stalls = 0;        // calls that took longer than the time-out
+    uint64_t    unpublished = 0;   // files to be, when last looked at
+};
+
+// What is about to be removed from the local store, and then from the folder.
+struct shared_removal {
+    key           name_space{};
+    bool          everything = false; // of it
+    std::set<key> before;             // the runs that were stored
+};
+
+class shared_tier {
+public:
+    using clock = std::chrono::steady_clock;
+
+    shared_tier(env & e, store & target, store_rooms & rooms, shared_options options);
+    ~shared_tier(); // close()
+
+    // Ends the thread, at once. Nothing is fetched afterwards.
+    void close();
+
+    // Whether this user's state is shared.
+    bool serves(const std::string & user) const { return user.empty() || options.users; }
+
+    // What the folder has beyond what `local` has. It looks into the folder first if that was not done just now, for a moment at most.
+    shared_match find(const lookup_request & request, const match & local);
+
+    // Saves it in the local store: look it up there afterwards. n_bytes: so many were read, whatever came of it.
+    status fetch(const chain_root & root, const shared_match & what, clock::duration at_most, uint64_t & n_bytes);
+
+    // Publishes what is to be, and says whether all of it is.
+    bool publish(clock::duration at_most);
+
+    // Nothing is published from now on, until it is allowed again.
+    void hold(bool on);
+
+    // The first before the local store forgets it, the second afterwards. False: some is still there, and is removed as soon as that can be.
+    shared_removal begin_removal(const key & name_space, bool everything);
+    bool           finish_removal(shared_removal removal, clock::duration at_most, uint64_t & n_files);
+
+    shared_stats stats() const;
+
+private:
+    // What calls on the folder need, and keep if they hang.
+    struct core {
+        core(env & e, const shared_options & options, shared_index::scope scope)
+            : e(e, watch), folder(this->e, options.dir), index(std::move(scope)) {}
+
+        const std::shared_ptr<call_watch> watch = std::make_shared<call_watch>();
+        watched_env                       e;
+        shared_folder                     folder;
+        shared_index                      index;
+    };
+
+    struct folder_job {
+        mutex             mu;
+        condition         changed;
+        bool              done GUARDED_BY(mu)   = false;
+        status            result GUARDED_BY(mu) = status::ok();
+        std::atomic<bool> abandoned{ false };
+    };
+    using job_pointer = std::shared_ptr<folder_job>;
+    using folder_work = std::function<status(core & own, const std::atomic<bool> & abandoned)>;
+
+    // A segment or an anchor of the local store that is in use.
+    struct local_object {
+        key                      name_space{};
+        bool                     is_anchor = false;
+        uint64_t                 segment   = 0; // its number
+        uint32_t                 at        = 0; // where it begins
+        int64_t                  used_ms   = 0;
+        std::set<key>            missing;       // in the folder: runs, or the anchor
+        std::vector<shared_name> there;         // files that have the rest
+    };
+
+    // the folder's threads
+    job_pointer start(folder_work work, bool urgent = false);
+    status      wait_for(const job_pointer & job, clock::time_point until);
+    status      call(folder_work work);
+
+    // whether it is on
+    bool is_usable();
+    bool hangs() const;
+    void note_trouble(const status & problem);
+    void tell_change();
+
+    // the keeper, one after the other
+    void keep();
+    void wait_for_work(uint64_t n_saved);
+    void look_after();
+    bool refresh();
+    void renew_lease(const std::string & found);
+    void evict(double high, double low);
+    void remove_old_unfinished();
+    void remove_pending();
+    void publish_all();
+    status publish_object(const local_object & object);
+    status publish_copy(shared_copy copy, uint64_t removals_before);
+    void touch_used(const std::vector<local_object> & used);
+
+    std::vector<local_object> objects_in_use() const;
+    std::set<key>             stored_keys(const key & name_space) const;
+    status                    copies_of(const local_object & object, const std::function<status(shared_copy)> & each) const;
+
+    // fetching
+    struct batch;
+    void   start_batch(const shared_match & what, size_t & next, batch & out);
+    status save_batch(const chain_root & root, const shared_match & what, const batch & got, uint64_t removals_before);
+    void   note_lost(const status & why, const shared_name & file);
+
+    status remove_files(const shared_removal & removal, clock::time_point until, uint64_t & n_files);
+
+    store &               target;
+    store_rooms &         rooms;
+    const shared_options  options;
+    const int64_t         since_ms; // what was used before is not published
+    const std::shared_ptr<core> own;
+    folder_threads        threads;
+
+    shared_mutex          saving;   // a removal is not followed by what was fetched before it
+    std::atomic<uint64_t> n_removals{ 0 };
+    std::atomic<bool>     stopping{ false };
+
+    mutable mutex      mu;
+    mutable condition  changed;
+    clock::time_point  off_until GUARDED_BY(mu);
+    std::string        why_off GUARDED_BY(mu);
+    std::string        why_unpublished GUARDED_BY(mu);
+    bool               told_off GUARDED_BY(mu)  = false;
+    bool               is_off GUARDED_BY(mu)    = false;
+    bool               is_seen GUARDED_BY(mu)   = false; // the folder was, once
+    clock::time_point  refreshed_at GUARDED_BY(mu);
+    bool               wanted GUARDED_BY(mu)    = false; // somebody asks for a look
+    bool               held GUARDED_BY(mu)      = false;
+    uint64_t           n_begun GUARDED_BY(mu)   = 0; // rounds of the keeper
+    uint64_t           n_ended GUARDED_BY(mu)   = 0;
+    uint64_t           n_asked GUARDED_BY(mu)   = 0; // a round that somebody waits for
+    shared_stats       counted GUARDED_BY(mu);
+    std::vector<shared_removal> pending GUARDED_BY(mu);
+
+    // the keeper's own
+    eviction_lease                     lease;
+    clock::duration                    refresh_took{};
+    uint64_t                           limit = 0;
+    bool                               needs_room = false;
+    clock::time_point                  publish_after;
+    std::map<std::string, clock::time_point> unfinished_since;
+    std::map<key, int64_t>             published; // runs and anchors, with when they were last used then
+    std::map<std::string, int64_t>     touched;   // files, likewise
+
+    std::thread keeper;
+};
+
+} // namespace kvtier
