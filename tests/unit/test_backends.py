@@ -285,6 +285,7 @@ def test_rocm_build_is_called_by_its_name(tmp_path: Path, tools: Path) -> None:
         "-DLLAMA_BUILD_APP=OFF",
         "-DLLAMA_BUILD_EXAMPLES=OFF",
         "-DLLAMA_BUILD_TESTS=OFF",
+        "-DGGML_RPC=ON",
         "-DLLAMA_BUILD_COMMIT=012345678",
         "-DLLAMA_BUILD_NUMBER=0",
         "-DLLAMA_BUILD_UI=OFF",
