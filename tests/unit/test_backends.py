@@ -305,7 +305,7 @@ def test_rocm_build_is_called_by_its_name(tmp_path: Path, tools: Path) -> None:
     expected += [f"HIP_PATH={SDK}", "HIP_PLATFORM=amd", f"ROCM_PATH={SDK}"]
     assert record(tmp_path, "cmake", "env") == expected
     assert set(expected[1:]) <= set(record(tmp_path, "ninja", "env"))
-    assert record(tmp_path, "ninja", "arguments") == ["-C", str(home.build("rocm")), "llama-server"]
+    assert record(tmp_path, "ninja", "arguments") == ["-C", str(home.build("rocm")), "llama-server", "ggml-rpc-server"]
     # Nothing has changed; then another SDK is there.
     assert not build(home, BuildRequest("rocm", web_ui=False), snapshot).changed
     home.rocm_sdk.mkdir(parents=True)
