@@ -41,6 +41,7 @@ public:
     kvtier::status remove_dir(const std::string & path) override { return real.remove_dir(path); }
     kvtier::status free_space(const std::string & path, uint64_t & out) override { return real.free_space(path, out); }
     int64_t        now_ms() override { return real.now_ms(); }
+    kvtier::status touch(const std::string & path) override { return real.touch(path); }
 
 private:
     friend class watched_file;
