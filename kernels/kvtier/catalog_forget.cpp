@@ -150,7 +150,8 @@ public:
         for (const auto & [number, point] : c.checkpoints) {
             n_cold += is_cold(*point);
         }
-        for (auto it = c.checkpoints.begin(); it != c.checkpoints.end() && c.checkpoints.size() > 1;) {
+        const auto newest = std::prev(c.checkpoints.end());
+        for (auto it = c.checkpoints.begin(); it != newest;) {
             checkpoint & point   = *it->second;
             const bool   cold    = is_cold(point);
             const bool   surplus = c.checkpoints.size() > options.max_checkpoints || (cold && n_cold > options.max_cold);

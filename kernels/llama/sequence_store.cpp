@@ -349,6 +349,9 @@ status sequence_store::put_rest(llama_seq_id seq, kvtier::loading & state, size_
     if (!folded()) {
         // The last run may reach beyond what the prompts have in common.
         llama_memory_seq_rm(llama_get_memory(ctx), seq, static_cast<llama_pos>(n_tokens), -1);
+        if (n_held(ctx, seq) != n_tokens) {
+            return status::miss("the rows are not those of " + std::to_string(n_tokens) + " tokens");
+        }
         return n_tokens > 0 ? status::ok() : state.wait();
     }
     const kvtier::blob anchor = n_tokens == state.n_tokens() ? state.wait_for_anchor() : nullptr;

@@ -102,12 +102,14 @@ std::shared_ptr<cache_core> state_cache::core() const {
 }
 
 // A server that sleeps has closed its cache, and is left alone: what expires meanwhile goes when it wakes.
-void state_cache::sweep() const {
+void state_cache::sweep() {
     server_queue * known = known_queue();
     const auto held = known->awake.hold(); // It comes before the question whether it sleeps.
     const auto c    = known->is_sleeping() ? nullptr : core();
     if (c && !power.is_low()) { // Removing writes what was kept back. The next sweep finds what has expired.
-        c->admin().sweep();
+        for (const kvtier::conversation_id & id : c->admin().sweep()) {
+            overflow.ahead.forget(id);
+        }
     }
 }
 
@@ -470,14 +472,18 @@ void state_cache::flush() const {
 
 bool state_cache::remove_conversation(const std::string & user, uint64_t hash, removal_result & out) {
     overflow.ahead.forget(user, hash);
-    const auto c = core();
-    return c && c->admin().remove_conversation(user, hash, out);
+    const auto c       = core();
+    const bool removed = c && c->admin().remove_conversation(user, hash, out);
+    overflow.ahead.forget(user, hash); // Also what a request has planned meanwhile.
+    return removed;
 }
 
 bool state_cache::remove_user(const std::string & user, removal_result & out) {
     overflow.ahead.forget(user, 0);
-    const auto c = core();
-    return c && c->admin().remove_user(user, out);
+    const auto c       = core();
+    const bool removed = c && c->admin().remove_user(user, out);
+    overflow.ahead.forget(user, 0);
+    return removed;
 }
 
 kvtier::status state_cache::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change,

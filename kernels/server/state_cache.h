@@ -223,7 +223,7 @@ private:
     int                         choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const;
     std::shared_ptr<cache_core> core() const;
     void                        say_model(const common_json & body);
-    void                        sweep() const;
+    void                        sweep();
 
     server_queue * known_queue() const;
     void           offer_again() const;

@@ -192,7 +192,7 @@ class Supervisor:
                 f"{self._watched.name} ended by itself\n{self._log_tail()}", f"the full log is {self._watched.log}"
             )
         # A server that refuses its arguments or its model says so and exits; it would do the same again.
-        if code > 0 and not self._was_ready:
+        if code > 0 and code != LOST_WORKER and not self._was_ready:
             raise UserError(
                 f"{self._watched.name} did not start ({reason}):\n{self._log_tail()}",
                 f"the full log is {self._watched.log}",

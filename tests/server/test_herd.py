@@ -149,3 +149,22 @@ def test_what_a_slot_still_holds_of_another_prompt_is_not_shared(serve: Serve, k
     lone = serve(toy(kind), *FLAGS, "--kv-unified")
     for prompt, answer in zip(prompts, told, strict=True):
         assert answer.apart(lone.complete(prompt, cache_prompt=False)) < 0.01
+
+
+def test_what_was_asked_without_the_cache_is_shared_with_nobody(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), *FLAGS, *PAGES, "--kv-unified", cache=kv)
+    prompt = prompts(server, 1)[0]
+    server.complete(prompt, cache_prompt=False, llama_user_id="somebody")
+    assert server.complete([*prompt, *prompt[:9]]).reused == 0
+
+
+def test_who_waits_behind_a_removal_is_answered(serve: Serve, kv: Path) -> None:
+    """The removal erases the only slot once it is free, which is no request's end."""
+    server = serve(toy("dense"), *FLAGS[2:], *PAGES, "--parallel", "1", cache=kv)
+    first, second = prompts(server, 2)
+    with ThreadPoolExecutor(2) as clients:
+        served = clients.submit(server.complete, first, n_predict=300, ignore_eos=True, llama_user_id="somebody")
+        wait_until(lambda: is_evaluating(server), 20 * PATIENCE, "the first one is answered")
+        assert server.request("DELETE", "/cache/users/somebody").status_code == 200
+        waiting = clients.submit(server.complete, second)
+        assert served.result(60 * PATIENCE).text and waiting.result(60 * PATIENCE).text

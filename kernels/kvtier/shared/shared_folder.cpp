@@ -285,11 +285,12 @@ status shared_folder::write_all(writable_file & file, const shared_copy & copy, 
     return file.close();
 }
 
-status shared_folder::write(const shared_copy & copy, uint64_t n_known, uint64_t limit, const std::atomic<bool> & abandoned) {
+status shared_folder::write(const shared_copy & copy, uint64_t n_known, uint64_t limit, const std::atomic<bool> & abandoned,
+                            bool & was_there) {
     const std::string path = path_of(copy.name);
     {
         std::unique_ptr<readable_file> there;
-        if (e.open_file(path, there).is_ok()) {
+        if (was_there = e.open_file(path, there).is_ok(); was_there) {
             return status::ok();
         }
     }

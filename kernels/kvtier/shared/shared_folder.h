@@ -91,8 +91,8 @@ public:
     status read(const shared_name & name, uint64_t file_size, const std::vector<shared_read> & parts, const std::atomic<bool> & abandoned);
 
     // Nothing happens if it is there. over_budget when the folder would have more than `limit` bytes; n_known: how many it has, as far
-    // as the caller knows.
-    status write(const shared_copy & copy, uint64_t n_known, uint64_t limit, const std::atomic<bool> & abandoned);
+    // as the caller knows. was_there: another server wrote it.
+    status write(const shared_copy & copy, uint64_t n_known, uint64_t limit, const std::atomic<bool> & abandoned, bool & was_there);
 
     status touch(const shared_name & name);  // it counts as used now
     status remove(const shared_name & name); // ok when it is gone already

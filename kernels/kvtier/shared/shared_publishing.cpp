@@ -176,18 +176,19 @@ status shared_tier::copies_of(const local_object & object, const std::function<s
 status shared_tier::publish_copy(shared_copy copy, uint64_t removals_before) {
     write_budget * const writes = rooms.options.writes.get();
     if (writes != nullptr && writes->is_limited() && writes->totals().today + copy.bytes() > writes->totals().budget) {
-        return status::over_budget(options.dir + ": the day's write budget is used up");
+        return status::no_space(options.dir + ": the day's write budget is used up");
     }
     const auto     kept    = std::make_shared<const shared_copy>(std::move(copy));
-    const uint64_t n_known = own->index.count().bytes;
-    const status   written = call([kept, n_known, most = limit](core & its, const std::atomic<bool> & abandoned) {
-        return its.folder.write(*kept, n_known, most, abandoned);
+    const auto     was_there = std::make_shared<bool>(false);
+    const uint64_t n_known   = own->index.count().bytes;
+    const status   written   = write([kept, was_there, n_known, most = limit](core & its, const std::atomic<bool> & abandoned) {
+        return its.folder.write(*kept, n_known, most, abandoned, *was_there);
     });
-    if (!written.is_ok()) {
-        return written;
+    if (!written.is_ok() || *was_there) {
+        return written; // Another server's file has other bytes, perhaps: the next look learns what it promises.
     }
     if (removals_before != n_removals) {
-        const status gone = call([kept](core & its, const std::atomic<bool> &) { return its.folder.remove(kept->name); });
+        const status gone = write([kept](core & its, const std::atomic<bool> &) { return its.folder.remove(kept->name); });
         return gone.is_ok() ? status::miss("something was removed meanwhile") : gone;
     }
     shared_index::news one;
@@ -259,10 +260,10 @@ void shared_tier::publish_all() {
         n_left--; // What could not be read here is left to whoever looks after the local store.
     }
     needs_room = problem.is_over_budget();
-    if (problem.is_no_space() && !needs_room) {
-        publish_after = clock::now() + options.off_for; // Its disk is full, or the day's writes are used up.
-    }
     mutex_lock guard(mu);
+    if ((problem.is_no_space() && !needs_room) || problem.is_io_error()) {
+        publish_after = clock::now() + options.off_for; // Its disk is full or refuses, or the day's writes are used up.
+    }
     counted.unpublished = n_left;
     why_unpublished     = problem.message();
 }

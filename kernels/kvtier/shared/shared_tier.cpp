@@ -116,6 +116,15 @@ status shared_tier::call(folder_work work) {
     return s;
 }
 
+// The same for what changes the folder: one that can only be read is of use.
+status shared_tier::write(folder_work work) {
+    const status s = wait_for(start(std::move(work)), clock::time_point::max());
+    if (hangs()) {
+        note_trouble(s);
+    }
+    return s;
+}
+
 //
 // whether it is on
 //
@@ -252,14 +261,14 @@ bool shared_tier::refresh() {
     refreshed_at     = clock::now();
     wanted           = false;
     is_seen          = true;
-    is_off           = false;
+    is_off           = clock::now() < off_until; // Others may have met trouble meanwhile.
     changed.notify_all();
     return true;
 }
 
 void shared_tier::renew_lease(const std::string & found) {
     if (const auto text = lease.look(found, clock::now())) {
-        (void) call([text](core & its, const std::atomic<bool> &) {
+        (void) write([text](core & its, const std::atomic<bool> &) {
             return its.folder.write_text(eviction_lease::file_name, *text);
         }).is_ok(); // Without it nobody evicts, or somebody else does.
     }

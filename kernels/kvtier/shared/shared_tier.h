@@ -147,6 +147,7 @@ private:
     job_pointer start(folder_work work, bool urgent = false);
     status      wait_for(const job_pointer & job, clock::time_point until);
     status      call(folder_work work);
+    status      write(folder_work work);
 
     // whether it is on
     bool is_usable();

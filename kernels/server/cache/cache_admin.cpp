@@ -373,7 +373,7 @@ bool cache_admin::remove_user(const std::string & user, removal_result & out) {
 // lifetimes
 //
 
-void cache_admin::sweep() {
+std::vector<kvtier::conversation_id> cache_admin::sweep() {
     const std::vector<kvtier::conversation_info> listed = stores.target->store().list();
     std::vector<kvtier::conversation_id>         gone;
     for (const kvtier::conversation_id & id : stores.target->store().expired()) {
@@ -388,6 +388,7 @@ void cache_admin::sweep() {
         write_all();
     }
     stores.remove_expired(gone);
+    return gone;
 }
 
 status cache_admin::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out) {

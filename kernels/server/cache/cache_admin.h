@@ -46,7 +46,7 @@ public:
     bool remove_user(const std::string & user, removal_result & out);
 
     // Removes what has expired, as if somebody had asked for it.
-    void sweep();
+    std::vector<kvtier::conversation_id> sweep(); // those that are gone
 
     // Says how long a conversation is kept, and gives it as it is listed then. Miss: there is none.
     kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out);

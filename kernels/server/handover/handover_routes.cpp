@@ -31,7 +31,7 @@ struct place_in_stream {
         }
         const std::string id_text = req.get_param("id");
         has_id = !id_text.empty();
-        if (!kvtier::parse_hex(req.get_param("hash"), hash) || (has_id && !kvtier::parse_hex(id_text, id))) {
+        if (!kvtier::parse_hex(req.get_param("hash"), hash) || hash == 0 || (has_id && !kvtier::parse_hex(id_text, id))) {
             throw std::invalid_argument("the conversation's hash and the stream's id are 16 hex digits each");
         }
     }

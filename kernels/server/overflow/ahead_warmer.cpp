@@ -2,6 +2,8 @@
 
 #include "server/overflow/context_overflow.h"
 
+#include "kvtier/file_names.h"
+
 #include "log.h"
 #include "server-schema.h"
 
@@ -74,10 +76,18 @@ void ahead_warmer::pause(bool on) {
 }
 
 void ahead_warmer::forget(const std::string & user, uint64_t hash) {
+    forget_where([&](const job & j) { return j.is_of(user, hash); });
+}
+
+void ahead_warmer::forget(const kvtier::conversation_id & id) {
+    forget_where([&](const job & j) { return kvtier::user_key(j.user) == id.first && j.is_of(j.user, id.second); });
+}
+
+void ahead_warmer::forget_where(const std::function<bool(const job &)> & concerns) {
     kvtier::mutex_lock guard(shared->mu);
     std::deque<job> & jobs = shared->jobs;
-    jobs.erase(std::remove_if(jobs.begin(), jobs.end(), [&](const job & j) { return j.is_of(user, hash); }), jobs.end());
-    shared->forgotten = shared->forgotten || (shared->worked_on != nullptr && shared->worked_on->is_of(user, hash));
+    jobs.erase(std::remove_if(jobs.begin(), jobs.end(), concerns), jobs.end());
+    shared->forgotten = shared->forgotten || (shared->worked_on != nullptr && concerns(*shared->worked_on));
 }
 
 std::shared_ptr<void> ahead_warmer::enter() {

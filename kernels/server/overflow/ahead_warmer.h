@@ -11,6 +11,7 @@
 
 #include "server/conversation.h"
 
+#include "kvtier/keys.h"
 #include "kvtier/thread_annotations.h"
 
 #include "common.h"
@@ -65,6 +66,7 @@ public:
     // What was planned for a conversation that is about to be removed, or for all of a user's, is given up; what is under way ends
     // with its step. hash: 0 for all.
     void forget(const std::string & user, uint64_t hash);
+    void forget(const kvtier::conversation_id & id);
 
     // A request is under way for as long as the result lives.
     std::shared_ptr<void> enter();
@@ -74,6 +76,7 @@ public:
     uint64_t evaluated() const { return n_evaluated; } // tokens
 
 private:
+    void forget_where(const std::function<bool(const job &)> & concerns);
     // What the threads share. Requests may outlive the warmer.
     struct state {
         kvtier::mutex     mu;

@@ -81,7 +81,7 @@ public:
         }
         for (auto p = promised.begin(); p != promised.end();) {
             const auto owner = p->second.owner.lock();
-            p = !p->second.shared && (!owner || owner == request) ? promised.erase(p) : std::next(p);
+            p = !p->second.shared && (!owner || owner == request || !p->second.placed) ? promised.erase(p) : std::next(p);
         }
         const auto first = first_waiting.lock();
         if (first && first != request) {
@@ -92,8 +92,16 @@ public:
             return false;
         }
         first_waiting.reset();
-        promised[id_slot] = { n.cells(), n.n_prompt, n.n_answer, n.open_end, id_task, false, request };
+        promised[id_slot] = { n.cells(), n.n_prompt, n.n_answer, n.open_end, id_task, false, request, false };
         return true;
+    }
+
+    // The request is in its slot. One that was put off once more, for want of slots, holds nothing while others are offered theirs.
+    void placed(int id_slot) {
+        kvtier::mutex_lock guard(mu);
+        if (const auto own = promised.find(id_slot); own != promised.end()) {
+            own->second.placed = true;
+        }
     }
 
     // A further answer of a request begins in a slot of its own.
@@ -102,7 +110,7 @@ public:
         for (auto & [id, from] : promised) {
             if (from.id_task == id_task && !from.shared) {
                 from.n_cells     -= std::min(from.n_cells, from.n_answer);
-                promised[id_slot] = { from.n_answer, 0, from.n_answer, from.open_end, id_task, true, {} };
+                promised[id_slot] = { from.n_answer, 0, from.n_answer, from.open_end, id_task, true, {}, true };
                 return;
             }
         }
@@ -177,6 +185,7 @@ private:
         int                 id_task  = -1;
         bool                shared   = false; // it is a further answer's
         std::weak_ptr<void> owner;            // while it lives, the promise holds
+        bool                placed   = false; // the request has the slot
     };
 
     size_t taken() const REQUIRES(mu) {

@@ -127,6 +127,7 @@ void request_planner::placed(int id_slot, const server_task & task) {
         cells.share(id_slot, task.id_parent);
         line.placed_further(id_slot);
     } else {
+        cells.placed(id_slot);
         line.placed(task.id, id_slot);
     }
 }
