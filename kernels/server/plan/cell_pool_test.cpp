@@ -42,18 +42,26 @@ TEST(a_limit_that_only_says_that_an_answer_may_be_long_takes_no_cells_from_other
     CHECK(limited.cells() == 200);
 }
 
+static bool begin(cell_pool & pool, int id_slot, int id_task, const cell_need & n, const std::shared_ptr<void> & request) {
+    if (!pool.reserve(id_slot, id_task, n, request)) {
+        return false;
+    }
+    pool.placed(id_slot);
+    return true;
+}
+
 TEST(who_does_not_fit_waits_and_so_do_those_behind) {
     cell_pool  pool;
     const auto a = std::make_shared<int>();
     auto       b = std::make_shared<int>();
     const auto c = std::make_shared<int>();
-    CHECK(shared_by_four(pool).reserve(0, 1, pool.need(500, 100, 1), a));
-    CHECK(!pool.reserve(1, 2, pool.need(500, 100, 1), b));
-    CHECK(!pool.reserve(1, 3, pool.need(10, 10, 1), c)); // it would fit, and came later
+    CHECK(begin(shared_by_four(pool), 0, 1, pool.need(500, 100, 1), a));
+    CHECK(!begin(pool, 1, 2, pool.need(500, 100, 1), b));
+    CHECK(!begin(pool, 1, 3, pool.need(10, 10, 1), c)); // it would fit, and came later
     CHECK(!pool.fits_now(pool.need(10, 10, 1)));
     CHECK(pool.release(0)); // somebody waits
-    CHECK(pool.reserve(0, 2, pool.need(500, 100, 1), b));
-    CHECK(pool.reserve(1, 3, pool.need(10, 10, 1), c));
+    CHECK(begin(pool, 0, 2, pool.need(500, 100, 1), b));
+    CHECK(begin(pool, 1, 3, pool.need(10, 10, 1), c));
     CHECK(pool.n_free() == 1000 - 600 - 20);
 }
 
@@ -62,20 +70,29 @@ TEST(a_request_that_was_cancelled_holds_nothing_and_nobody_up) {
     auto       a = std::make_shared<int>();
     auto       b = std::make_shared<int>();
     const auto c = std::make_shared<int>();
-    CHECK(shared_by_four(pool).reserve(0, 1, pool.need(900, 50, 1), a)); // put off for another reason, and gone
-    CHECK(!pool.reserve(1, 2, pool.need(500, 0, 1), b));
+    CHECK(begin(shared_by_four(pool), 0, 1, pool.need(900, 50, 1), a)); // and gone
+    CHECK(!begin(pool, 1, 2, pool.need(500, 0, 1), b));
     a.reset();
     b.reset();
     CHECK(pool.n_free() == 1000);
-    CHECK(pool.reserve(1, 3, pool.need(800, 10, 1), c));
+    CHECK(begin(pool, 1, 3, pool.need(800, 10, 1), c));
+}
+
+TEST(a_request_that_was_put_off_once_more_holds_nothing_while_others_are_offered_slots) {
+    cell_pool  pool;
+    const auto a = std::make_shared<int>();
+    const auto b = std::make_shared<int>();
+    CHECK(shared_by_four(pool).reserve(0, 1, pool.need(900, 50, 1), a)); // there were too few slots for its answers
+    CHECK(begin(pool, 1, 2, pool.need(500, 0, 1), b));
+    CHECK(pool.n_free() == 500);
 }
 
 TEST(an_open_end_grows_into_what_nobody_was_promised) {
     cell_pool  pool;
     const auto a = std::make_shared<int>();
     const auto b = std::make_shared<int>();
-    CHECK(shared_by_four(pool).reserve(0, 1, pool.need(100, -1, 1), a)); // 100 and a share of 125
-    CHECK(pool.reserve(1, 2, pool.need(600, 100, 1), b));
+    CHECK(begin(shared_by_four(pool), 0, 1, pool.need(100, -1, 1), a)); // 100 and a share of 125
+    CHECK(begin(pool, 1, 2, pool.need(600, 100, 1), b));
     CHECK(pool.grow(0, 100, 224));
     CHECK(pool.n_free() == 75);
     CHECK(pool.grow(0, 100, 225)); // by 64
