@@ -24,7 +24,7 @@ ONE_SLOT = ("--parallel", "1", "--ctx-size", "16384", "--cache-ssd-page-size", "
 @contextmanager
 def occupied_slot(server: CacheServer) -> Iterator[None]:
     """By an answer that is longer than anybody waits; hanging up ends it."""
-    body = {"prompt": "Once", "n_predict": 15_000, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Once", "n_predict": 15_000, "ignore_eos": True, "stream": True, "llama_user_id": "busy"}
     with server.request("POST", "/completion", body, stream=True) as busy:
         assert busy.status_code == 200
         wait_until(lambda: server.get("/slots")[0]["is_processing"], 20, "the slot is busy")
