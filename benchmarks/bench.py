@@ -34,6 +34,7 @@ CALIBRATION_WORDS = 600
 ANCHOR_MISSES = ("no_anchor", "parted", "new_tokens")
 # Anchors lie up to 4 tokens before a prompt's end, or before the words that a template puts in front of a message.
 ANCHOR_SLACK = 16
+LEAST_BEFORE_LAST_MESSAGE = 256  # tokens that are evaluated: fewer are not worth an anchor before the last message
 OTHER_TEXT = "¶"  # no message begins with it
 
 
@@ -247,8 +248,9 @@ class Fresh:
 class Sent:
     """The prompts sent so far, each with the lengths at which anchors are promised."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_before_last_message: int = LEAST_BEFORE_LAST_MESSAGE) -> None:
         self._prompts: list[tuple[list[int], tuple[int, ...]]] = []
+        self._least = least_before_last_message
 
     def add(self, tokens: list[int], anchors: tuple[int, ...] = ()) -> Fresh:
         known = anchored = 0
@@ -256,12 +258,14 @@ class Sent:
             common = common_prefix(tokens, other)
             known = max(known, common)
             anchored = max([anchored, *(at for at in its_anchors if at <= common)])
-        self._prompts.append((tokens, anchors))
+        first, *between, end = anchors or (0, 0)
+        begin = max(anchored, first)
+        self._prompts.append((tokens, (first, *(at for at in between if at >= begin + self._least), end)))
         return Fresh(max(1, len(tokens) - known), max(1, len(tokens) - anchored))
 
 
 def anchors_of(messages: Sequence[Message], tokenise: Callable[[Sequence[Message]], list[int]]) -> tuple[int, ...]:
-    """The store promises anchors at these lengths: before the first and the last user message, and near the end.
+    """The store has anchors at these lengths: before the first and maybe the last user message, and near the end.
 
     Templates do not tell where a message begins. It is where the prompt parts from one with another text there.
     """

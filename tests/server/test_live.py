@@ -41,6 +41,7 @@ def test_a_listener_hears_of_slots_and_requests(server: CacheServer) -> None:
     done = next_of("request", heard)
     assert (done["tokens_reused"], done["tokens_evaluated"]) == (answer.reused, answer.prompt_size - answer.reused)
     assert done == server.get("/cache/requests")["requests"][0]
+    server.flush()  # It is listed once it is written.
     assert done["conversation"] in [one["hash"] for one in server.conversations()]
     assert 0 <= done["queue_ms"] <= done["first_token_ms"]
     server.chat([*FIRST, say("assistant", answer.text), say("user", "And the next one?")])

@@ -26,11 +26,14 @@ def test_new_tokens_are_counted_from_the_nearest_prompt() -> None:
 
 
 def test_anchor_is_promised_up_to_where_prompts_part() -> None:
-    sent = Sent()
+    sent = Sent(least_before_last_message=1)
     assert sent.add([1, 2, 3, 4, 5, 6], (2, 4, 6)) == Fresh(6, 6)
     assert sent.add([1, 2, 3, 4, 5, 9, 9], (2, 4, 7)) == Fresh(2, 3), "from the one at 4"
     assert sent.add([1, 2, 3, 9], (2, 3, 4)) == Fresh(1, 2), "from the one at 2"
     assert sent.add([8, 8], (1, 2)) == Fresh(2, 2)
+    far = Sent(least_before_last_message=3)
+    far.add([1, 2, 3, 4, 5, 6], (2, 4, 6))
+    assert far.add([1, 2, 3, 4, 9], (2, 5)) == Fresh(1, 3), "two tokens were not worth an anchor at 4"
 
 
 def test_anchors_are_expected_between_messages() -> None:
