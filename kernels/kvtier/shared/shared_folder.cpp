@@ -168,14 +168,19 @@ static bool belongs_to(const file_header & header, const shared_place & place) {
            backend_folder(header.backend) == place.backend;
 }
 
-status shared_folder::read_segment(const shared_file & file, segment_head & out) {
-    const std::string    path = path_of(file.name);
+// The head of a file that is as large as the folder says, decoded with all checks.
+template <typename Head, typename Decode>
+static status read_checked_head(env & e, const std::string & path, uint64_t space, uint16_t kind, const Decode & decode, Head & out) {
     std::vector<uint8_t> bytes;
     uint64_t             size = 0;
-    status               s    = read_head(e, path, format::kind_segment, size, bytes);
-    s = s.is_ok() ? check_space(file.bytes, size).in(path) : s;
-    s = s.is_ok() ? decode_segment(bytes.data(), bytes.size(), size, out).in(path) : s;
-    if (!s.is_ok()) {
+    status               s    = read_head(e, path, kind, size, bytes);
+    s = s.is_ok() ? check_space(space, size).in(path) : s;
+    return s.is_ok() ? decode(bytes.data(), bytes.size(), size, out).in(path) : s;
+}
+
+status shared_folder::read_segment(const shared_file & file, segment_head & out) {
+    const std::string path = path_of(file.name);
+    if (status s = read_checked_head(e, path, file.bytes, format::kind_segment, decode_segment, out); !s.is_ok()) {
         return s;
     }
     return belongs_to(out.header, file.name.place) && out.runs.back().k == file.name.k && out.runs.front().p0 == file.name.at
@@ -183,13 +188,8 @@ status shared_folder::read_segment(const shared_file & file, segment_head & out)
 }
 
 status shared_folder::read_anchor(const shared_file & file, anchor_head & out) {
-    const std::string    path = path_of(file.name);
-    std::vector<uint8_t> bytes;
-    uint64_t             size = 0;
-    status               s    = read_head(e, path, format::kind_anchor, size, bytes);
-    s = s.is_ok() ? check_space(file.bytes, size).in(path) : s;
-    s = s.is_ok() ? decode_anchor(bytes.data(), bytes.size(), size, out).in(path) : s;
-    if (!s.is_ok()) {
+    const std::string path = path_of(file.name);
+    if (status s = read_checked_head(e, path, file.bytes, format::kind_anchor, decode_anchor, out); !s.is_ok()) {
         return s;
     }
     return belongs_to(out.header, file.name.place) && out.k == file.name.k && out.n_tokens == file.name.at ? status::ok() : misplaced(path);
