@@ -2,6 +2,7 @@
 
 #include "server/experts/expert_routes.h"
 #include "server/live/live_routes.h"
+#include "server/owner/owner_routes.h"
 #include "server/page/page_routes.h"
 #include "server/plan/plan_routes.h"
 #include "server/power/power_routes.h"
@@ -107,6 +108,7 @@ void add_routes(const server_http_context & http, state_cache & cache, const cac
         return with_store(cache, [&] { return answer(200, cache.disk()); });
     }));
     add_live_routes(http, cache, here_or_there, [user_of](const server_http_req & req) { return user_of(req, "user_id"); });
+    add_owner_routes(http, cache, here_or_there);
     add_page_routes(http, wrap);
     add_expert_routes(http, cache.experts, here_or_there);
 }

@@ -1,5 +1,5 @@
 // GET /cache, GET /cache/conversations, GET /cache/requests, GET /cache/disk, DELETE /cache/conversations/:hash,
-// DELETE /cache/users/:id, POST /cache/flush, and those of live_routes.h, page_routes.h and expert_routes.h. See docs/http-api.md.
+// DELETE /cache/users/:id, POST /cache/flush, and those of the other *_routes.h. See docs/http-api.md.
 #pragma once
 
 #include "server/answers.h"

@@ -462,6 +462,31 @@ bool state_cache::remove_user(const std::string & user, uint64_t & bytes_freed) 
     return c && c->admin().remove_user(user, bytes_freed);
 }
 
+bool state_cache::is_owner(const std::string & key) const {
+    const auto c = core();
+    return c && c->admin().is_owner(key);
+}
+
+common_json state_cache::all_conversations() const {
+    const auto c = core();
+    return c ? c->admin().all_conversations() : common_json::array();
+}
+
+bool state_cache::remove_everything(uint64_t & bytes_freed) const {
+    const auto c = core();
+    return c && c->admin().remove_everything(bytes_freed);
+}
+
+bool state_cache::collect(uint64_t & bytes_freed) const {
+    const auto c = core();
+    return c && c->admin().collect(bytes_freed);
+}
+
+common_json state_cache::verify() const {
+    const auto c = core();
+    return c ? c->admin().verify() : describe();
+}
+
 kvtier::status state_cache::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change,
                                  common_json & out) const {
     const auto c = core();

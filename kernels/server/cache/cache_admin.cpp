@@ -2,6 +2,7 @@
 
 #include "server/live/disk_view.h"
 #include "server/live/live_view.h"
+#include "server/owner/owner_key.h"
 
 #include "kvtier/file_names.h"
 
@@ -304,6 +305,99 @@ bool cache_admin::remove_user(const std::string & user, uint64_t & bytes_freed) 
     totals.forget(user);
     days.forget(user);
     return done;
+}
+
+//
+// all users at once
+//
+
+bool cache_admin::is_owner(const std::string & key) const {
+    return is_owner_key(kvtier::posix_env(), stores.root_dir, key);
+}
+
+common_json cache_admin::all_conversations() const {
+    const kvtier::store & store = stores.target->store();
+    common_json           out   = common_json::array();
+    for (const kvtier::conversation_info & c : store.list()) {
+        common_json entry = entry_of(c, store.options().expire_ms);
+        entry["user"] = c.name_space == kvtier::key() ? common_json(nullptr) : common_json(kvtier::hex(c.name_space));
+        out.push_back(entry);
+    }
+    return out;
+}
+
+// Whose state a store may have: the anonymous user's, and that of everyone with a folder.
+static std::vector<kvtier::key> name_spaces(const kvtier::store_options & options) {
+    std::vector<kvtier::key>       out = { kvtier::key() };
+    std::vector<kvtier::dir_entry> entries;
+    const kvtier::file_layout      layout(options.root_dir, options.fingerprint);
+    (void) kvtier::posix_env().list_dir(layout.users(), entries).is_ok(); // There may be none.
+    for (const kvtier::dir_entry & entry : entries) {
+        kvtier::key name_space;
+        if (kvtier::parse_hex(entry.name, name_space)) {
+            out.push_back(name_space);
+        }
+    }
+    return out;
+}
+
+bool cache_admin::remove_everything(uint64_t & bytes_freed) {
+    removal what;
+    what.everything = true;
+    what.of_all     = true;
+    bool done   = false;
+    bytes_freed = remove(what, [](kvtier::store & store, uint64_t & freed) {
+        status first = status::ok();
+        for (const kvtier::key & name_space : name_spaces(store.options())) {
+            uint64_t     of_one  = 0;
+            const status removed = store.remove_name_space(name_space, of_one);
+            first = first.is_ok() ? removed : first;
+            freed += of_one;
+        }
+        return first;
+    }, done);
+    finished.forget_all();
+    totals.forget_users();
+    days.forget_users();
+    return done;
+}
+
+bool cache_admin::collect(uint64_t & bytes_freed) {
+    sweep();
+    flush();
+    bool done = true;
+    for (sequence_store * s : stores.all()) {
+        uint64_t freed = 0;
+        done        = s->store().gc(freed).is_ok() && done;
+        bytes_freed += freed;
+    }
+    return done;
+}
+
+common_json cache_admin::verify() {
+    flush();
+    uint64_t    n_files = 0;
+    uint64_t    n_bytes = 0;
+    common_json damaged = common_json::array();
+    for (sequence_store * s : stores.all()) {
+        kvtier::verify_report report;
+        const status          read = s->store().verify(report);
+        if (!read.is_ok()) {
+            report.damaged.push_back({ stores.root_dir, read });
+        }
+        n_files += report.n_files;
+        n_bytes += report.n_bytes;
+        for (const kvtier::damage_note & note : report.damaged) {
+            // A disk that cannot be read has no reason of its own among those of a file.
+            const bool of_file = note.problem.reason() != kvtier::damage::none;
+            damaged.push_back({
+                { "path",    note.path },
+                { "reason",  of_file ? kvtier::damage_name(note.problem.reason()) : kvtier::kind_name(note.problem.kind()) },
+                { "message", note.problem.message() },
+            });
+        }
+    }
+    return { { "files", n_files }, { "bytes", n_bytes }, { "damaged", damaged } };
 }
 
 //

@@ -45,6 +45,13 @@ public:
     bool remove_conversation(const std::string & user, uint64_t hash, uint64_t & bytes_freed);
     bool remove_user(const std::string & user, uint64_t & bytes_freed);
 
+    // What concerns all users at once. collect: removes what nothing can use. verify: reads every byte; saves wait meanwhile.
+    bool        is_owner(const std::string & key) const;
+    common_json all_conversations() const;
+    bool        remove_everything(uint64_t & bytes_freed);
+    bool        collect(uint64_t & bytes_freed);
+    common_json verify();
+
     // Removes what has expired, as if somebody had asked for it.
     void sweep();
 
