@@ -269,7 +269,8 @@ std::vector<uint64_t> object_graph::forget_awaited(const conversation_id & id, d
     std::sort(mine.begin(), mine.end());
     mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
     forget_unneeded(mine, out);
-    mine.erase(std::remove_if(mine.begin(), mine.end(), [&](uint64_t number) { return segments.count(number) == 0; }), mine.end());
+    mine.erase(std::remove_if(mine.begin(), mine.end(), [&](uint64_t one) { return segments.count(one) == 0; }),
+               mine.end());
     return mine;
 }
 

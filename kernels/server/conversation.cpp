@@ -224,8 +224,8 @@ conversation_request conversation_of_request(const http_headers & headers, const
 }
 
 // Of the user; 0: it is not known. Where a template has a system message of its own, upstream takes that for a part of what the
-// user's messages begin with, and finds none behind another message: the first answer, behind all greetings, then begins where the
-// first message ends.
+// user's messages begin with, and finds none behind another message: the first answer, behind all greetings, then begins where
+// the first message ends.
 static size_t end_of_first_message(const common_chat_msg_spans & messages, size_t n_greetings) {
     size_t n_before = 0; // messages of the assistant
     size_t answer   = 0;
