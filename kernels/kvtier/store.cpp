@@ -205,7 +205,7 @@ status store::remove_expired(const std::vector<conversation_id> & ids, uint64_t 
     return trimmed.is_ok() ? synced : trimmed;
 }
 
-status store::gc(uint64_t & bytes_freed) {
+status store::gc(uint64_t & bytes_freed, bool with_expired) {
     if (status s = rooms->files.may_change(); !s.is_ok()) {
         return s;
     }
@@ -218,7 +218,9 @@ status store::gc(uint64_t & bytes_freed) {
         std::vector<uint64_t> left;
         std::set<std::string> changed;
         uint64_t              trimmed = 0; // is in what the ledger tells
-        rooms->known.forget_expired(rooms->known.expired(rooms->e.now_ms()), rooms->e.now_ms(), files, left);
+        if (with_expired) {
+            rooms->known.forget_expired(rooms->known.expired(rooms->e.now_ms()), rooms->e.now_ms(), files, left);
+        }
         rooms->known.forget_unusable(files);
         rooms->files.remove(files, &changed);
         (void) trim(*rooms, left, trimmed, changed).is_ok(); // What could not be cut is tried again.

@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -230,14 +231,18 @@ public:
     status remove_expired(const std::vector<conversation_id> & ids, uint64_t & bytes_freed);
 
     // Removes what has expired and what nothing can use: quarantine, runs without a past, anchors without a run.
-    // Enforces all limits.
-    status gc(uint64_t & bytes_freed);
+    // Enforces all limits. Where slots and requests may still hold what has expired, it is removed through them instead.
+    status gc(uint64_t & bytes_freed, bool with_expired = true);
 
     // Puts a folder behind it that other stores of this model share. The store must outlive it; see shared/shared_tier.h for the env.
     std::unique_ptr<shared_tier> share(env & e, shared_options options);
 
     // Reads every byte and changes nothing.
     status verify(verify_report & out);
+
+    // The same while requests are served: nothing waits for it, and what was found damaged and set aside before is not told again.
+    // is_over: whether to give up; then it is a miss.
+    status verify_beside(const std::function<bool()> & is_over, verify_report & out);
 
     std::vector<conversation_info> list() const;
     std::vector<damage_note>       damaged() const; // found since opening

@@ -4,6 +4,7 @@
 #include "kvtier/store_rooms.h"
 
 #include <algorithm>
+#include <set>
 
 namespace kvtier {
 
@@ -173,6 +174,35 @@ std::vector<item> items_of(const object_graph & all, const file_layout & layout)
     return items;
 }
 
+// Reads all of a file.
+void check_file(checker & files, const item & i) {
+    std::vector<uint8_t> bytes;
+    if (!files.head(i.path, i.kind, bytes)) {
+        return;
+    }
+    if (i.kind == format::kind_segment) {
+        segment_head head;
+        if (files.check(i.path, decode_segment(bytes.data(), bytes.size(), files.size(), head).in(i.path))) {
+            for (const run_entry & r : head.runs) {
+                if (!files.payload(i.path, r.payload_offset, r.payload_size, r.checksum)) {
+                    break;
+                }
+            }
+        }
+    } else if (i.kind == format::kind_anchor) {
+        anchor_head head;
+        if (files.check(i.path, decode_anchor(bytes.data(), bytes.size(), files.size(), head).in(i.path))) {
+            files.payload(i.path, head.payload_offset, head.payload_size, head.checksum);
+        }
+    } else if (i.kind == format::kind_checkpoint) {
+        checkpoint_record record;
+        files.check(i.path, decode_checkpoint(bytes.data(), bytes.size(), files.size(), record).in(i.path));
+    } else {
+        index_record record;
+        files.check(i.path, decode_index(bytes.data(), bytes.size(), files.size(), record).in(i.path));
+    }
+}
+
 } // namespace
 
 status store::verify(verify_report & out) {
@@ -180,35 +210,41 @@ status store::verify(verify_report & out) {
     rooms->files.finish_deferred();
     const std::vector<item> items = rooms->known.read([&](const object_graph & all) { return items_of(all, rooms->layout); });
     out.damaged = rooms->files.notes(); // what opening found counts too
-
-    checker              files(rooms->e, out);
-    std::vector<uint8_t> bytes;
+    checker files(rooms->e, out);
     for (const item & i : items) {
-        if (!files.head(i.path, i.kind, bytes)) {
-            continue;
+        check_file(files, i);
+    }
+    return status::ok();
+}
+
+status store::verify_beside(const std::function<bool()> & is_over, verify_report & out) {
+    const auto known_items = [&] {
+        return rooms->known.read([&](const object_graph & all) { return items_of(all, rooms->layout); });
+    };
+    std::set<std::string> suspects;
+    for (const item & i : known_items()) {
+        if (is_over()) {
+            return status::miss("not everything was read");
         }
-        if (i.kind == format::kind_segment) {
-            segment_head head;
-            if (files.check(i.path, decode_segment(bytes.data(), bytes.size(), files.size(), head).in(i.path))) {
-                for (const run_entry & r : head.runs) {
-                    if (!files.payload(i.path, r.payload_offset, r.payload_size, r.checksum)) {
-                        break;
-                    }
-                }
-            }
-        } else if (i.kind == format::kind_anchor) {
-            anchor_head head;
-            if (files.check(i.path, decode_anchor(bytes.data(), bytes.size(), files.size(), head).in(i.path))) {
-                files.payload(i.path, head.payload_offset, head.payload_size, head.checksum);
-            }
-        } else if (i.kind == format::kind_checkpoint) {
-            checkpoint_record record;
-            files.check(i.path, decode_checkpoint(bytes.data(), bytes.size(), files.size(), record).in(i.path));
-        } else {
-            index_record record;
-            files.check(i.path, decode_index(bytes.data(), bytes.size(), files.size(), record).in(i.path));
+        verify_report of_one;
+        checker       files(rooms->e, of_one);
+        check_file(files, i);
+        out.n_files += of_one.n_files;
+        out.n_bytes += of_one.n_bytes;
+        if (!of_one.damaged.empty()) {
+            suspects.insert(i.path);
         }
     }
+    // One that was removed or written anew meanwhile is not damaged. There are few of them.
+    mutex_lock    writing(rooms->files.writing);
+    verify_report again;
+    checker       files(rooms->e, again);
+    for (const item & i : known_items()) {
+        if (suspects.count(i.path) > 0) {
+            check_file(files, i);
+        }
+    }
+    out.damaged.insert(out.damaged.end(), again.damaged.begin(), again.damaged.end());
     return status::ok();
 }
 

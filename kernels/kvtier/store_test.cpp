@@ -541,9 +541,15 @@ TEST(verify_finds_a_flipped_bit_of_state) {
         verify_report report;
         CHECK(s->verify(report).is_ok());
         CHECK(report.damaged.size() == 1 && report.damaged[0].path == path);
+        verify_report beside;
+        CHECK(s->verify_beside([] { return false; }, beside).is_ok());
+        CHECK(beside.damaged.size() == 1 && beside.damaged[0].path == path && beside.n_files == 4);
         bytes.back() = static_cast<char>(bytes.back() ^ 1);
         disk.put(path, bytes);
     }
+    verify_report given_up;
+    CHECK(s->verify_beside([] { return true; }, given_up).is_miss());
+    CHECK(given_up.n_files == 0);
 }
 
 TEST(other_models_count_and_make_room) {

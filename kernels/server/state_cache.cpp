@@ -107,9 +107,13 @@ void state_cache::sweep() {
     const auto held = known->awake.hold(); // It comes before the question whether it sleeps.
     const auto c    = known->is_sleeping() ? nullptr : core();
     if (c && !power.is_low()) { // Removing writes what was kept back. The next sweep finds what has expired.
-        for (const kvtier::conversation_id & id : c->admin().sweep()) {
-            overflow.ahead.forget(id);
-        }
+        forget_expired(*c);
+    }
+}
+
+void state_cache::forget_expired(cache_core & from) {
+    for (const kvtier::conversation_id & id : from.admin().sweep()) {
+        overflow.ahead.forget(id);
     }
 }
 
@@ -504,14 +508,18 @@ bool state_cache::remove_everything(removal_result & out) {
     return removed;
 }
 
-bool state_cache::collect(uint64_t & bytes_freed) const {
+bool state_cache::collect(uint64_t & bytes_freed) {
     const auto c = core();
-    return c && c->admin().collect(bytes_freed);
+    if (!c) {
+        return false;
+    }
+    forget_expired(*c);
+    return c->admin().collect(bytes_freed);
 }
 
-common_json state_cache::verify() const {
+kvtier::status state_cache::verify(const std::function<bool()> & is_over, common_json & out) const {
     const auto c = core();
-    return c ? c->admin().verify() : describe();
+    return c ? c->admin().verify([&] { return is_stopping() || is_over(); }, out) : kvtier::status::miss(off_because());
 }
 
 kvtier::status state_cache::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change,

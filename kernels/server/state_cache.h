@@ -205,8 +205,8 @@ public:
     bool        is_owner(const std::string & key) const;
     common_json all_conversations() const;
     bool        remove_everything(removal_result & out);
-    bool        collect(uint64_t & bytes_freed) const; // what nothing can use
-    common_json verify() const;                        // every byte
+    bool        collect(uint64_t & bytes_freed); // what has expired, and what nothing can use
+    kvtier::status verify(const std::function<bool()> & is_over, common_json & out) const; // every byte
 
     // Says how long a conversation is kept, and gives it as `conversations` lists it then. Miss: there is none.
     kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out) const;
@@ -231,6 +231,7 @@ private:
     std::shared_ptr<cache_core> core() const;
     void                        say_model(const common_json & body);
     void                        sweep();
+    void                        forget_expired(cache_core & from);
 
     server_queue * known_queue() const;
     void           offer_again() const;

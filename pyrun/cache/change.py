@@ -28,7 +28,7 @@ from pyrun.cache.look import (
     verify_store,
     whole_hash,
 )
-from pyrun.cache.remote import as_owner, keep_one, list_server, open_model, remove_on_server
+from pyrun.cache.remote import ask_as_owner, keep_one, list_server, open_model, remove_on_server
 from pyrun.cache.running import Running, server_of
 from pyrun.errors import UserError
 from pyrun.server.ask import ask
@@ -87,7 +87,7 @@ def collect_through(url: str, key: str | None) -> Visited[Collected]:
     """Does as collect, for the one model that a server has open."""
     told, model = open_model(url, key)
     before = _kernels.measure_tree(str(model.path))
-    ask(url, "/cache/gc", key, post={}, headers=as_owner(url, model), patience=None)
+    ask_as_owner(model, "/cache/gc", post={})
     return Visited(told["path"], [_collected(model, before, [])], [])
 
 

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import psutil
 
 from pyrun import _kernels, console
-from pyrun.cache.folder import Model, Visited
+from pyrun.cache.folder import HeldError, Model, Visited, opened
 from pyrun.cache.look import CacheStats, Conversation, Damage, Listing, Stats, Verified, whole_hash
+from pyrun.cache.running import server_of
 from pyrun.errors import UserError
-from pyrun.server.address import is_loopback
-from pyrun.server.ask import ask, server_url
+from pyrun.server.ask import ask
 
 EVERYTHING = "/cache/everything"  # the route that concerns all users
 OWNER_FILE, OWNER_HEADER = ".owner-key", "X-Cache-Owner"
@@ -69,7 +69,7 @@ def list_server(url: str, key: str | None = None, user: str = "", *, all_users: 
     """Does as list_cache, for the one model that the server has, and for one user, those who name none, or all."""
     told, model = open_model(url, key)
     if all_users:
-        answer = ask(url, EVERYTHING, key, headers=as_owner(url, model))
+        answer = ask_as_owner(model, EVERYTHING)
     else:
         answer = ask(url, "/cache/conversations" + (f"?user_id={quote(user)}" if user else ""), key)
     found = [_conversation(one) for one in answer["conversations"]]
@@ -136,7 +136,7 @@ def server_stats(url: str, key: str | None = None) -> CacheStats:
 def verify_on_server(url: str, key: str | None = None) -> Visited[Verified]:
     """Does as verify_cache, for the one model that the server has."""
     told, model = open_model(url, key)
-    found = ask(url, "/cache/verify", key, post={}, headers=as_owner(url, model), patience=None)
+    found = ask_as_owner(model, "/cache/verify", post={})
     damaged = [Damage(one["path"], one["reason"], one["message"]) for one in found["damaged"]]
     verified = Verified(model.name, str(model.path), found["files"], found["bytes"], 0, damaged)
     return Visited(told["path"], [verified], [])
@@ -145,18 +145,24 @@ def verify_on_server(url: str, key: str | None = None) -> Visited[Verified]:
 def remove_on_server(url: str, key: str | None = None) -> int:
     """Has it remove everything, of all users; gives the bytes that this freed."""
     _, model = open_model(url, key)
-    return int(ask(url, EVERYTHING, key, delete=True, headers=as_owner(url, model), patience=None)["bytes_freed"])
+    return int(ask_as_owner(model, EVERYTHING, delete=True)["bytes_freed"])
 
 
-def as_owner(url: str, model: Model) -> dict[str, str]:
-    """A key in the folder proves that we may read everything there. It is told to servers of this machine only."""
+def ask_as_owner(model: Model, path: str, *, post: object = None, delete: bool = False) -> Any:
+    """A key in the folder proves that we may read everything there. It is told to the server that has it open."""
     file = model.cache / OWNER_FILE
-    if not is_loopback(urlsplit(server_url(url)).hostname or ""):
-        raise UserError(f"{url} is not asked about all users", f"ask it from its own machine: {file} stays here")
     try:
-        return {OWNER_HEADER: file.read_text(encoding="ascii")}
+        with opened(model):
+            server = None
+    except HeldError as error:
+        server = server_of(error.held)
+    if server is None:
+        raise UserError(f"no server of yours has {model.path} open", "only its own server is asked about all users")
+    try:
+        headers = {OWNER_HEADER: file.read_text(encoding="ascii")}
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {file}", "run as the user whose server writes there") from error
+    return ask(server.url, path, server.key, headers=headers, post=post, delete=delete, patience=None)
 
 
 def open_model(url: str, key: str | None) -> tuple[Any, Model]:

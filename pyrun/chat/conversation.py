@@ -90,6 +90,9 @@ class Chat:
             self.complain(error)
             if self.agent.session.last_role == "user":
                 self.say("your message is kept; /retry asks again")
+        except BaseException:
+            self._settle()
+            raise
 
     def _stopped(self) -> None:
         self._settle()

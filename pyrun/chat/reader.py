@@ -21,7 +21,9 @@ FOLDED_LINES = 10  # a longer paste is shown as one word
 PASTED = re.compile(r"\[paste (\d+): [\d,]+ lines\]")
 WITH_PATHS = ("/attach", "/export", "/system")
 STYLE = Style.from_dict({"bottom-toolbar": "noreverse fg:ansibrightblack", "prompt": "bold"})
-CHOICES = {"y": ONCE, "o": ONCE, "s": SESSION, "a": ALWAYS, "n": NO}
+# Whole words: a sentence that somebody was typing when the question came must not answer it.
+CHOICES = {"y": ONCE, "yes": ONCE, "o": ONCE, "once": ONCE, "s": SESSION, "session": SESSION, "a": ALWAYS}
+CHOICES |= {"always": ALWAYS, "n": NO, "no": NO}
 
 
 class ChatCompleter(Completer):
@@ -71,7 +73,8 @@ class Reader:
     def read(self, default: str, status: str) -> str:
         """Raises EOFError at the end of the input, KeyboardInterrupt for Ctrl-C on an empty line."""
         self._status = status
-        if self.typed_ahead.give_back() and default:
+        # A question that came back is to be changed first: nothing that was typed since sends it.
+        if self.typed_ahead.give_back(as_text=bool(default)) and default:
             default += "\n"
         return self._unfolded(self._session.prompt([("class:prompt", "> ")], default=default)).strip()
 
@@ -83,8 +86,8 @@ class Reader:
                     said = self._choice.prompt("allow? [y]es, once · this [s]ession · [a]lways · [n]o: ")
                 except EOFError:
                     return NO
-                if said.strip().lower()[:1] in CHOICES:
-                    return CHOICES[said.strip().lower()[:1]]
+                if (word := said.strip().lower()) in CHOICES:
+                    return CHOICES[word]
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()

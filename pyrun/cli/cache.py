@@ -443,8 +443,9 @@ def _ask_holders(found: Visited[T], ask_one: Callable[[str, str | None], Visited
         server = server_of(one)
         try:
             models += ask_one(server.url, server.key).models if server else []
-        except UserError:
-            server = None  # it is still loading, or stopping
+        except UserError as error:
+            console.say(f"{server.url if server else ''}: {error.message}")  # it may be loading, or stopping
+            server = None
         if server is None:
             held.append(one)
     return Visited(found.cache, models, held)

@@ -62,6 +62,12 @@ def test_server_does_for_the_owner_of_the_folder_what_concerns_all_users(
             answer = requests.request(method, f"{server.url}/cache/{path}", headers=headers, json={}, timeout=20)
             assert (path, answer.status_code) == (path, 403), answer.text
 
+    said = key.read_text()
+    key.chmod(0o644)
+    answer = requests.get(f"{server.url}/cache/everything", headers={"X-Cache-Owner": said}, timeout=20)
+    assert answer.status_code == 403, "others may have read it, or put it there"
+    key.chmod(0o600)
+
     (sound,) = run_json(capsys, "cache", "verify", "--cache-ssd", kv)["models"]
     assert sound["files"] > 3 and sound["damaged"] == []
     (pages, *_) = (kv / sound["fingerprint"] / "pages").iterdir()

@@ -190,6 +190,30 @@ def test_waiting_is_told_and_what_is_typed_meanwhile_is_the_next_line(tmp_path: 
         terminal.send("yes")
         terminal.wait("allow? ")
         assert not (tmp_path / "c.txt").exists(), "it is no answer to what was not asked yet"
+        terminal.send("so be it\r")
+        terminal.wait("allow? ", 2)
+        assert not (tmp_path / "c.txt").exists(), "a sentence that was under way is no answer"
         terminal.send("n\r")
         terminal.wait("did not allow it")
         terminal.wait("> yes")
+
+
+def test_ctrl_c_is_heard_behind_much_typing_and_brings_the_question_back(tmp_path: Path, server: ModelServer) -> None:
+    with chat(tmp_path, server, "--tools", "files") as terminal:
+        terminal.wait("\n>")
+        terminal.enter("a long one")
+        terminal.wait("word20 ")
+        terminal.send("x" * 6000)
+        terminal.send("\x03")
+        terminal.wait("stopped")
+        terminal.wait("xxxx")
+        terminal.send("\x15")
+        terminal.wait("\n>\n")
+
+        terminal.enter("a slow one")
+        terminal.wait("local … 1 s")
+        n_asked = len(server.bodies)
+        terminal.send("more\r")
+        terminal.send("\x03")
+        terminal.wait("> a slow one\n  more")
+        assert len(server.bodies) == n_asked, "it is sent when the person says so"

@@ -431,41 +431,36 @@ bool cache_admin::remove_everything(removal_result & out) {
 }
 
 bool cache_admin::collect(uint64_t & bytes_freed) {
-    sweep();
     flush();
     bool done = true;
     for (sequence_store * s : stores.all()) {
         uint64_t freed = 0;
-        done        = s->store().gc(freed).is_ok() && done;
+        done        = s->store().gc(freed, false).is_ok() && done;
         bytes_freed += freed;
     }
     return done;
 }
 
-common_json cache_admin::verify() {
+status cache_admin::verify(const std::function<bool()> & is_over, common_json & out) {
     flush();
-    uint64_t    n_files = 0;
-    uint64_t    n_bytes = 0;
-    common_json damaged = common_json::array();
+    kvtier::verify_report report;
     for (sequence_store * s : stores.all()) {
-        kvtier::verify_report report;
-        const status          read = s->store().verify(report);
-        if (!read.is_ok()) {
-            report.damaged.push_back({ stores.root_dir, read });
-        }
-        n_files += report.n_files;
-        n_bytes += report.n_bytes;
-        for (const kvtier::damage_note & note : report.damaged) {
-            // A disk that cannot be read has no reason of its own among those of a file.
-            const bool of_file = note.problem.reason() != kvtier::damage::none;
-            damaged.push_back({
-                { "path",    note.path },
-                { "reason",  of_file ? kvtier::damage_name(note.problem.reason()) : kvtier::kind_name(note.problem.kind()) },
-                { "message", note.problem.message() },
-            });
+        if (status read = s->store().verify_beside(is_over, report); !read.is_ok()) {
+            return read;
         }
     }
-    return { { "files", n_files }, { "bytes", n_bytes }, { "damaged", damaged } };
+    common_json damaged = common_json::array();
+    for (const kvtier::damage_note & note : report.damaged) {
+        // A disk that cannot be read has no reason of its own among those of a file.
+        const bool of_file = note.problem.reason() != kvtier::damage::none;
+        damaged.push_back({
+            { "path",    note.path },
+            { "reason",  of_file ? kvtier::damage_name(note.problem.reason()) : kvtier::kind_name(note.problem.kind()) },
+            { "message", note.problem.message() },
+        });
+    }
+    out = { { "files", report.n_files }, { "bytes", report.n_bytes }, { "damaged", damaged } };
+    return status::ok();
 }
 
 //

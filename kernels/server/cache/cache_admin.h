@@ -45,12 +45,12 @@ public:
     bool remove_conversation(const std::string & user, uint64_t hash, removal_result & out);
     bool remove_user(const std::string & user, removal_result & out);
 
-    // What concerns all users at once. collect: removes what nothing can use. verify: reads every byte; saves wait meanwhile.
+    // What concerns all users at once. collect: removes what nothing can use, but for what has expired. verify: reads every byte.
     bool        is_owner(const std::string & key) const;
     common_json all_conversations() const;
     bool        remove_everything(removal_result & out);
     bool        collect(uint64_t & bytes_freed);
-    common_json verify();
+    kvtier::status verify(const std::function<bool()> & is_over, common_json & out);
 
     // Removes what has expired, as if somebody had asked for it.
     std::vector<kvtier::conversation_id> sweep(); // those that are gone

@@ -2,6 +2,9 @@
 
 #include "kvtier/file_names.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,9 +30,15 @@ static std::string random_digits() {
     return out;
 }
 
+// Where others may write into the folder, one of them may have put a key of their own there.
+static bool is_ours_alone(const std::string & path) {
+    struct stat found {};
+    return ::lstat(path.c_str(), &found) == 0 && S_ISREG(found.st_mode) && found.st_uid == ::geteuid() && (found.st_mode & 077) == 0;
+}
+
 static std::string read_key(kvtier::env & e, const std::string & root_dir) {
     std::unique_ptr<kvtier::readable_file> file;
-    if (!e.open_file(path_in(root_dir), file).is_ok() || file->size() != n_digits) {
+    if (!is_ours_alone(path_in(root_dir)) || !e.open_file(path_in(root_dir), file).is_ok() || file->size() != n_digits) {
         return {};
     }
     std::string        text(n_digits, '\0');
