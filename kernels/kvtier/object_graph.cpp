@@ -221,6 +221,28 @@ bool is_being_read(const conversation & c) {
     });
 }
 
+std::set<key> own_runs(const conversation & c) {
+    std::set<const run *> of_others;
+    std::set<key>         out;
+    const std::vector<segment *> mine = segments_of(c);
+    for (const segment * s : mine) {
+        for (const auto & [user, n] : s->users) {
+            for (auto it = user->checkpoints.begin(); user != &c && it != user->checkpoints.end(); ++it) {
+                for (const run * r = it->second->end; r != nullptr && of_others.insert(r).second; r = r->parent) {
+                }
+            }
+        }
+    }
+    for (const segment * s : mine) {
+        for (const run & r : s->runs) {
+            if (r.attached && of_others.count(&r) == 0) {
+                out.insert(r.k);
+            }
+        }
+    }
+    return out;
+}
+
 size_t object_graph::n_needed(const segment & s) const {
     size_t     n    = 0;
     const auto need = [&](const run & r) { n = std::max(n, static_cast<size_t>(&r - s.runs.data()) + 1); };

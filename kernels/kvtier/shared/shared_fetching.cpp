@@ -125,6 +125,14 @@ void shared_tier::note_lost(const status & why, const shared_name & file) {
     }
 }
 
+// A local store that has no room now has none for the next prompt either, which would read all of it for nothing.
+void shared_tier::note_refused(const status & by_store) {
+    if (by_store.is_no_space() || by_store.is_io_error() || by_store.is_exhausted()) {
+        mutex_lock guard(mu);
+        fetch_after = clock::now() + options.off_for;
+    }
+}
+
 status shared_tier::fetch(const chain_root & root, const shared_match & what, clock::duration at_most, uint64_t & n_bytes) {
     n_bytes = 0;
     if (stopping || !is_usable()) {
@@ -135,7 +143,9 @@ status shared_tier::fetch(const chain_root & root, const shared_match & what, cl
     shared_name    wrong;
     status         s               = check_keys(root, what, wrong);
     batch          now, ahead;
-    if (!s.is_ok()) {
+    if (is_being_removed(user_key(root.user), what)) {
+        s = status::miss("it is being removed");
+    } else if (!s.is_ok()) {
         note_lost(s, wrong);
     }
     try {
@@ -150,7 +160,10 @@ status shared_tier::fetch(const chain_root & root, const shared_match & what, cl
                     note_lost(s, now.files[i]);
                 }
             }
-            s        = s.is_ok() ? save_batch(root, what, now, removals_before) : s;
+            if (s.is_ok()) {
+                s = save_batch(root, what, now, removals_before);
+                note_refused(s);
+            }
             n_bytes += s.is_ok() ? now.bytes : 0;
             std::swap(now, ahead);
         }
@@ -188,40 +201,84 @@ std::set<key> shared_tier::stored_keys(const key & name_space) const {
     });
 }
 
-shared_removal shared_tier::begin_removal(const key & name_space, bool everything) {
-    exclusive_lock guard(saving);
-    n_removals++;
-    return { name_space, everything, everything ? std::set<key>() : stored_keys(name_space) };
+// Also what goes on from such a run is of no use, or is the same conversation's at another server.
+bool shared_tier::is_being_removed(const key & name_space, const shared_match & what) const {
+    return std::any_of(what.runs.begin(), what.runs.end(), [&](const shared_run & r) {
+        return notes.concerns(name_space, r.k) || notes.concerns(name_space, r.parent);
+    }) || (what.anchor && notes.concerns(name_space, what.anchor->k));
 }
 
-bool shared_tier::finish_removal(shared_removal removal, clock::duration at_most, uint64_t & n_files) {
+// What is being fetched meanwhile is not saved any more.
+shared_removal shared_tier::note_removal(shared_removal removal) {
+    exclusive_lock guard(saving);
+    notes.begin(removal);
     n_removals++;
-    for (const key & k : stored_keys(removal.name_space)) {
-        removal.before.erase(k); // Somebody needs it still.
-    }
-    if (removal.before.empty() && !removal.everything) {
-        return true;
-    }
+    return removal;
+}
+
+shared_removal shared_tier::begin_removal(const key & name_space) {
+    shared_removal out;
+    out.name_space = name_space;
+    out.everything = true;
+    return note_removal(std::move(out));
+}
+
+// Named by what they alone use here: what is evicted meanwhile for want of room is none of the removal's business. With what has expired goes what
+// no conversation has a name for.
+shared_removal shared_tier::begin_removal(const key & name_space, const std::vector<uint64_t> & conversations) {
+    const int64_t  expire_ms = rooms.options.expire_ms;
+    const int64_t  now_ms    = rooms.e.now_ms();
+    shared_removal out;
+    out.name_space = name_space;
+    out.runs       = rooms.known.read([&](const object_graph & all) {
+        std::set<key> runs;
+        for (const uint64_t hash : conversations) {
+            if (const conversation * c = all.find({ name_space, hash })) {
+                runs.merge(own_runs(*c));
+            }
+        }
+        for (const auto & [id, s] : all.segments) {
+            if (s->name_space == name_space && s->users.empty() && expire_ms != 0 && now_ms - s->last_used_ms >= expire_ms) {
+                for (const run & r : s->runs) {
+                    runs.insert(r.k);
+                }
+            }
+        }
+        return runs;
+    });
+    return note_removal(std::move(out));
+}
+
+bool shared_tier::finish_removal(const shared_removal & removal, clock::duration at_most, uint64_t & n_files) {
+    n_removals++;
     const bool done = is_usable() && remove_files(removal, clock::now() + at_most, n_files).is_ok();
     if (!done) {
+        notes.is_due(removal.id);
         mutex_lock guard(mu);
-        pending.push_back(std::move(removal));
         changed.notify_all();
     }
     return done;
 }
 
 // The folder may have more of it than was known here.
-status shared_tier::remove_files(const shared_removal & removal, clock::time_point until, uint64_t & n_files) {
-    const auto what    = std::make_shared<const shared_removal>(removal);
+status shared_tier::remove_files(shared_removal removal, clock::time_point until, uint64_t & n_files) {
+    for (const key & k : removal.everything ? std::set<key>() : stored_keys(removal.name_space)) {
+        removal.runs.erase(k); // Somebody needs it still.
+    }
+    const uint64_t id = removal.id;
+    if (removal.runs.empty() && !removal.everything) {
+        notes.is_done(id);
+        return status::ok();
+    }
+    const auto what    = std::make_shared<const shared_removal>(std::move(removal));
     const auto n_gone  = std::make_shared<std::atomic<uint64_t>>(0);
-    const auto job = start([what, n_gone](core & its, const std::atomic<bool> & abandoned) {
+    const auto job = start([what, n_gone, was_used = notes.has_used(options.dir)](core & its, const std::atomic<bool> & abandoned) {
         folder_look now;
-        if (status s = look_into(its.folder, its.index, abandoned, now); !s.is_ok()) {
+        if (status s = look_into(its.folder, its.index, was_used, abandoned, now); !s.is_ok()) {
             return s;
         }
         const std::vector<shared_name> names = what->everything ? its.index.files_of_name_space(what->name_space)
-                                                                : its.index.files_of(what->before);
+                                                                : its.index.files_of(what->runs);
         for (const shared_name & name : names) {
             if (status s = abandoned ? status::miss("given up") : its.folder.remove(name); !s.is_ok()) {
                 return s;
@@ -233,20 +290,17 @@ status shared_tier::remove_files(const shared_removal & removal, clock::time_poi
     }, true);
     const status s = wait_for(job, until);
     n_files += *n_gone;
+    if (s.is_ok()) {
+        notes.is_done(id);
+    }
     return s;
 }
 
 void shared_tier::remove_pending() {
-    std::vector<shared_removal> left;
-    {
-        mutex_lock guard(mu);
-        left.swap(pending);
-    }
-    for (shared_removal & removal : left) {
+    for (shared_removal & removal : notes.due()) {
         uint64_t n_files = 0;
-        if (!is_usable() || !remove_files(removal, clock::time_point::max(), n_files).is_ok()) {
-            mutex_lock guard(mu);
-            pending.push_back(std::move(removal));
+        if (!is_usable() || !remove_files(std::move(removal), clock::time_point::max(), n_files).is_ok()) {
+            return; // The next look tries again.
         }
     }
 }

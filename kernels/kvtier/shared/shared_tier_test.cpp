@@ -23,6 +23,8 @@ struct network_disk : failing_env {
 
     std::atomic<bool> hangs{ false };
     std::atomic<bool> is_stale{ false }; // files are listed that are gone
+    std::atomic<int>  ms_per_name{ 0 };  // that a list takes
+    std::atomic<int>  ms_per_file{ 0 };  // that making one takes
 
     status open_file(const std::string & path, std::unique_ptr<readable_file> & out) override {
         wait();
@@ -30,11 +32,18 @@ struct network_disk : failing_env {
     }
     status create_file(const std::string & path, std::unique_ptr<writable_file> & out) override {
         wait();
+        std::this_thread::sleep_for(std::chrono::milliseconds(ms_per_file));
         return failing_env::create_file(path, out);
     }
     status list_dir(const std::string & path, std::vector<dir_entry> & out) override {
         wait();
         return failing_env::list_dir(path, out);
+    }
+    status scan_dir(const std::string & path, const entry_visitor & found) override {
+        return failing_env::scan_dir(path, [&](dir_entry && entry) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(ms_per_name));
+            found(std::move(entry));
+        });
     }
 
 private:
@@ -81,6 +90,20 @@ struct server {
     size_t restore(const std::vector<token> & tokens) const {
         (void) fetch(tokens);
         return m.restore(*s, tokens);
+    }
+
+    bool save_as(uint64_t conversation, const std::vector<token> & tokens) const {
+        save_request request = m.request(*s, tokens);
+        request.conversation.hash = conversation;
+        return s->save(request).is_ok();
+    }
+
+    // It ends and starts again, on the same disk.
+    void restart(network_disk & network) {
+        tier.reset();
+        s.reset();
+        s    = open(disk, m.options());
+        tier = s->share(network, quick());
     }
 
     bool save(const std::vector<token> & tokens, uint32_t n_static = 0) const { return m.save(*s, tokens, n_static).is_ok(); }
@@ -438,17 +461,17 @@ TEST(removing_a_conversation_removes_it_from_the_folder_too) {
     CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
 
     uint64_t       freed = 0, n_files = 0;
-    shared_removal removal = a.tier->begin_removal(key{}, false);
+    shared_removal removal = a.tier->begin_removal(key{}, { 2 });
     CHECK(a.s->remove_conversation(key{}, 2, freed).is_ok());
-    CHECK(a.tier->finish_removal(std::move(removal), 10s, n_files));
+    CHECK(a.tier->finish_removal(removal, 10s, n_files));
     CHECK(n_files == 1);
     CHECK(a.tier->publish(10s));
     CHECK(within(10s, [&] { return b.restore(gone) == 64; }));
     CHECK(b.restore(kept) == 128);
 
-    removal = a.tier->begin_removal(key{}, true);
+    removal = a.tier->begin_removal(key{});
     CHECK(a.s->remove_name_space(key{}, freed).is_ok());
-    CHECK(a.tier->finish_removal(std::move(removal), 10s, n_files));
+    CHECK(a.tier->finish_removal(removal, 10s, n_files));
     CHECK(objects(network).empty());
 }
 
@@ -459,11 +482,213 @@ TEST(what_cannot_be_removed_now_is_removed_later) {
     CHECK(a.save_and_publish(talk));
     network.no_remove = ".seg";
     uint64_t       freed = 0, n_files = 0;
-    shared_removal removal = a.tier->begin_removal(key{}, true);
+    shared_removal removal = a.tier->begin_removal(key{});
     CHECK(a.s->remove_name_space(key{}, freed).is_ok());
-    CHECK(!a.tier->finish_removal(std::move(removal), 10s, n_files));
+    CHECK(!a.tier->finish_removal(removal, 10s, n_files));
     network.no_remove = "";
     CHECK(within(10s, [&] { return objects(network).empty(); }));
+}
+
+TEST(what_is_evicted_here_while_something_else_is_removed_stays_in_the_folder) {
+    network_disk network;
+    const server a(network), b(network);
+    const auto   gone = random_tokens(1, 100), kept = random_tokens(2, 100);
+    CHECK(a.save_as(1, gone) && a.save_as(2, kept));
+    CHECK(a.tier->publish(10s));
+    uint64_t             freed = 0, n_files = 0;
+    const shared_removal removal = a.tier->begin_removal(key{}, { 1 });
+    CHECK(a.s->remove_conversation(key{}, 1, freed).is_ok());
+    CHECK(a.s->remove_conversation(key{}, 2, freed).is_ok()); // as an eviction would
+    CHECK(a.tier->finish_removal(removal, 10s, n_files));
+    CHECK(within(10s, [&] { return b.restore(kept) == 100; }));
+    CHECK(b.restore(gone) == 0);
+}
+
+TEST(what_is_being_removed_is_not_fetched_meanwhile) {
+    network_disk network;
+    server       a(network);
+    const auto   talk = random_tokens(1, 100);
+    for (const bool everything : { false, true }) {
+        a.disk.set_now_ms(a.disk.now_ms() + 1000);
+        CHECK(a.save_as(1, talk) && a.tier->publish(10s));
+        uint64_t             freed = 0, n_files = 0;
+        const shared_removal removal = everything ? a.tier->begin_removal(key{}) : a.tier->begin_removal(key{}, { 1 });
+        CHECK(a.s->remove_conversation(key{}, 1, freed).is_ok());
+        CHECK(a.restore(talk) == 0);
+        CHECK(a.tier->finish_removal(removal, 10s, n_files));
+        CHECK(n_files > 0);
+        CHECK(a.restore(talk) == 0);
+    }
+    CHECK(objects(network).empty());
+}
+
+TEST(a_removal_that_the_folder_has_refused_outlasts_the_process) {
+    network_disk network;
+    server       a(network);
+    const auto   gone = random_tokens(1, 100), kept = random_tokens(2, 100);
+    CHECK(a.save_as(1, gone) && a.save_as(2, kept));
+    CHECK(a.tier->publish(10s));
+    network.no_remove = ".seg";
+    uint64_t             freed = 0, n_files = 0;
+    const shared_removal removal = a.tier->begin_removal(key{}, { 1 });
+    CHECK(a.s->remove_conversation(key{}, 1, freed).is_ok());
+    CHECK(!a.tier->finish_removal(removal, 10s, n_files));
+    a.restart(network);
+    CHECK(within(10s, [&] { return a.tier->stats().is_on; }));
+    CHECK(a.restore(gone) == 0); // It is still there, and nobody fetches it.
+    a.tier.reset();
+    network.no_remove = "";
+    a.restart(network);
+    CHECK(within(10s, [&] { return objects(network).size() == 1; }));
+    CHECK(a.restore(gone) == 0);
+    CHECK(a.restore(kept) == 100);
+    a.restart(network);
+    CHECK(within(10s, [&] { return a.tier->stats().is_on; }));
+    CHECK(a.save_as(1, gone)); // It is evaluated again, and nobody remembers the removal.
+    CHECK(a.tier->publish(10s));
+    CHECK(objects(network).size() == 2);
+}
+
+TEST(a_file_or_a_folder_that_cannot_be_read_is_passed_over_and_told) {
+    network_disk network;
+    const server a(network);
+    const auto   bad = random_tokens(1, 100), sound = random_tokens(2, 100);
+    CHECK(a.save_and_publish(bad));
+    network.no_open = objects(network).front();
+    CHECK(a.save_and_publish(sound));
+    const std::string folder = std::string(shared_dir) + "/00000000000000000000000000000000";
+    network.put_folder(folder);
+    network.no_list = folder;
+    std::atomic<int> n_told{ 0 };
+    shared_options   o = quick();
+    o.on_unreadable = [&](const std::string & what) { n_told += contains(what, "cannot be read"); };
+    const server b(network, {}, o);
+    CHECK(within(10s, [&] { return b.restore(sound) == 100; }));
+    CHECK(b.restore(bad) == 0);
+    CHECK(b.tier->stats().is_on);
+    CHECK(b.tier->stats().unreadable == 2);
+    CHECK(contains(b.tier->stats().why, "cannot be read"));
+    CHECK(n_told == 1);
+    network.no_open = "";
+    CHECK(within(10s, [&] { return b.restore(bad) == 100; }));
+}
+
+TEST(a_file_that_cannot_be_removed_does_not_keep_others_from_being_evicted) {
+    network_disk   network;
+    shared_options o = quick();
+    o.limit = 20 * disk_block;
+    const server a(network, {}, o);
+    CHECK(a.save_and_publish(random_tokens(1, 16)));
+    network.no_remove = objects(network).front();
+    for (uint64_t i = 0; i < 40; i++) {
+        CHECK(a.save(random_tokens(100 + i, 16)));
+        (void) a.tier->publish(10s);
+    }
+    CHECK(a.tier->stats().evicted > 10);
+    CHECK(a.tier->stats().is_on);
+}
+
+TEST(a_large_folder_on_a_slow_disk_does_not_hang) {
+    network_disk network;
+    const server a(network);
+    for (uint64_t i = 0; i < 30; i++) {
+        CHECK(a.save(random_tokens(i, 16)));
+    }
+    CHECK(a.tier->publish(10s));
+    network.ms_per_name = 20; // all of them more than the time-out of 400 ms
+    const server b(network);
+    CHECK(within(10s, [&] { return b.restore(random_tokens(7, 16)) == 16; }));
+    CHECK(b.tier->stats().stalls == 0);
+}
+
+TEST(what_the_local_store_has_no_room_for_is_not_fetched_again_and_again) {
+    network_disk   network;
+    const server   a(network);
+    const auto     talk = random_tokens(1, 100);
+    shared_options o    = quick();
+    o.off_for = 60s;
+    server b(network, {}, o);
+    CHECK(a.save_and_publish(talk));
+    CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
+    b.disk.set_capacity(1);
+    for (int i = 0; i < 5; i++) {
+        CHECK(b.restore(talk) == 0);
+    }
+    CHECK(b.tier->stats().failed_fetches == 1);
+}
+
+TEST(a_prompt_does_not_wait_for_what_is_being_published) {
+    network_disk network;
+    const server a(network);
+    CHECK(a.save_and_publish(random_tokens(1, 100)));
+    network.ms_per_file = 300; // less than the time-out
+    for (uint64_t i = 0; i < 8; i++) {
+        CHECK(a.save(random_tokens(10 + i, 16)));
+    }
+    CHECK(within(10s, [&] { return !files_with(network, "incoming/").empty() || objects(network).size() > 1; }));
+    std::chrono::steady_clock::duration waited{};
+    for (int i = 0; i < 10; i++) {
+        const auto began = std::chrono::steady_clock::now();
+        CHECK(a.fetch(random_tokens(99, 100)) == 0);
+        waited += std::chrono::steady_clock::now() - began;
+        std::this_thread::sleep_for(15ms);
+    }
+    CHECK(waited < 1s); // ten times 0.2 s otherwise
+    CHECK(within(10s, [&] { return a.tier->publish(10s); }));
+}
+
+TEST(an_empty_mount_point_is_not_filled) {
+    network_disk network;
+    server       a(network);
+    const auto   talk = random_tokens(1, 100);
+    CHECK(a.save_and_publish(talk));
+    const auto mounted = network.clone();
+    for (const std::string & path : files_with(network, shared_dir)) {
+        network.erase(path);
+    }
+    CHECK(within(10s, [&] { return !a.tier->stats().is_on; }));
+    CHECK(contains(a.tier->stats().why, "mount"));
+    a.restart(network);
+    CHECK(a.save(random_tokens(2, 100)));
+    CHECK(!a.tier->publish(10s));
+    CHECK(contains(a.tier->stats().why, "mount"));
+    CHECK(files_with(network, shared_dir).empty());
+    for (const std::string & path : files_with(*mounted, shared_dir)) {
+        network.put(path, mounted->get(path));
+    }
+    CHECK(within(10s, [&] { return a.tier->publish(10s); }));
+}
+
+TEST(what_was_just_published_is_not_the_oldest_because_of_a_slow_clock) {
+    network_disk   network;
+    shared_options o = quick();
+    o.limit = 20 * disk_block;
+    server a(network, {}, o);
+    a.disk.set_now_ms(network.now_ms() - 3600 * 1000);
+    for (uint64_t i = 0; i < 60; i++) { // Its clock is an hour behind the folder's, whose own goes on.
+        network.set_now_ms(network.now_ms() + 120 * 1000);
+        a.disk.set_now_ms(a.disk.now_ms() + 120 * 1000);
+        CHECK(a.save(random_tokens(i, 16)));
+        CHECK(within(10s, [&] { return a.tier->publish(10s); }));
+        lookup_request r;
+        const auto     talk = random_tokens(i, 16);
+        r.root     = a.m.root();
+        r.tokens   = talk.data();
+        r.n_tokens = r.limit = talk.size();
+        fault_env  empty;
+        const auto other = open(empty, a.m.options());
+        CHECK(a.tier->find(r, other->lookup(r)).n_tokens == 16);
+    }
+    CHECK(a.tier->stats().evicted > 0);
+}
+
+TEST(a_clock_that_is_set_back_does_not_keep_anything_from_being_published) {
+    network_disk network;
+    server       a(network);
+    CHECK(a.save_and_publish(random_tokens(1, 100)));
+    a.disk.set_now_ms(a.disk.now_ms() - 3600 * 1000);
+    CHECK(a.save_and_publish(random_tokens(2, 100)));
+    CHECK(objects(network).size() == 2);
 }
 
 TEST(a_lease_passes_on_after_a_term_without_change_whatever_clocks_say) {
