@@ -223,8 +223,8 @@ shared_removal shared_tier::begin_removal(const key & name_space) {
     return note_removal(std::move(out));
 }
 
-// Named by what they alone use here: what is evicted meanwhile for want of room is none of the removal's business. With what has expired goes what
-// no conversation has a name for.
+// Named by what they alone use here: what is evicted meanwhile for want of room is none of the removal's
+// business. With what has expired goes what no conversation has a name for.
 shared_removal shared_tier::begin_removal(const key & name_space, const std::vector<uint64_t> & conversations) {
     const int64_t  expire_ms = rooms.options.expire_ms;
     const int64_t  now_ms    = rooms.e.now_ms();

@@ -16,7 +16,8 @@ namespace kvtier {
 
 static constexpr char incoming[]       = "incoming";
 static constexpr char mark_name[]      = "llama-run.shared";
-static constexpr char mark_text[]      = "Servers of llama-run share this folder. Without this file they take it for one that is not mounted.\n";
+static constexpr char mark_text[]      =
+    "Servers of llama-run share this folder. Without this file they take it for one that is not mounted.\n";
 static constexpr char segment_suffix[] = ".seg";
 static constexpr char anchor_suffix[]  = ".anc";
 static constexpr size_t suffix_size    = 4;
@@ -101,7 +102,8 @@ status shared_folder::prepare(bool was_used, bool & is_marked) {
     }
     is_marked = std::any_of(entries.begin(), entries.end(), [](const dir_entry & entry) { return entry.name == mark_name; });
     if (was_used && !is_marked) {
-        return status::io_error(root + ": its file " + mark_name + " is gone: mount what belongs there, or make the file anew if the folder was emptied");
+        return status::io_error(root + ": its file " + mark_name +
+                                " is gone: mount what belongs there, or make the file anew if the folder was emptied");
     }
     if (status s = e.make_dir(names::join(root, incoming)); !s.is_ok()) {
         return s;
@@ -114,7 +116,8 @@ static bool is_backend(const std::string & name) {
     return name == backend_folder(name);
 }
 
-// What a folder has. One that has gone since has nothing; one that cannot be read is counted, and does not keep others from being read.
+// What a folder has. One that has gone since has nothing; one that cannot be read is counted, and does not keep others from
+// being read.
 static std::vector<dir_entry> entries_of(env & e, const std::string & path, shared_listing & out) {
     std::vector<dir_entry> entries;
     if (const status s = e.list_dir(path, entries); !s.is_ok() && !s.is_miss()) {

@@ -102,8 +102,8 @@ public:
     };
     totals count() const;
 
-    // All files in the order in which they go: the longest unused first. What was used in the same minute goes by its place in its prompt,
-    // ends before beginnings.
+    // All files in the order in which they go: the longest unused first. What was used in the same minute goes by its
+    // place in its prompt, ends before beginnings.
     std::vector<shared_file> victims() const;
 
 private:
