@@ -34,6 +34,7 @@ class Recorder:
     """A view that remembers. `says` is what the person answers to questions."""
 
     says: str = ONCE
+    progressed: list[tuple[int, int]] = field(default_factory=list)
     shown: str = ""
     thought: str = ""
     notes: list[str] = field(default_factory=list)
@@ -52,6 +53,9 @@ class Recorder:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def progress(self, done: int, total: int) -> None:
+        self.progressed.append((done, total))
 
     def text(self, text: str) -> None:
         self.shown += text

@@ -8,11 +8,14 @@ namespace kvtier {
 
 bool catalog::forget_conversation(const conversation_id & id, doomed_files & out, std::vector<uint64_t> & left) {
     exclusive_lock guard(mu);
-    conversation * c = graph.find(id);
-    if (c != nullptr) {
-        left = graph.forget_conversation(*c, out);
+    bool           found = false;
+    left = graph.forget_awaited(id, out, found);
+    if (conversation * c = graph.find(id)) {
+        const std::vector<uint64_t> shared = graph.forget_conversation(*c, out);
+        left.insert(left.end(), shared.begin(), shared.end());
+        found = true;
     }
-    return c != nullptr;
+    return found;
 }
 
 cut_result catalog::cut_unneeded(uint64_t id, doomed_files & out) {

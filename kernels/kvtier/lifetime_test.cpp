@@ -248,6 +248,56 @@ TEST(removing_a_session_leaves_what_another_that_begins_alike_is_about_to_finish
     CHECK(!holds_tokens(disk, { talks[1].begin() + 80, talks[1].end() }));
 }
 
+// Its prompt is evaluated, and a part of it is stored: no checkpoint names it yet.
+static void save_part(store & s, const agent & a, uint64_t i) {
+    save_request part = a.m.request(s, a.session(i), 64, false);
+    part.conversation = { agent::hash(i), 64 + 8, "", {} };
+    CHECK(s.save(part).is_ok());
+}
+
+TEST(a_session_that_is_removed_within_its_first_prompt_leaves_nothing) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    save_part(*s, a, 1);
+    const std::vector<token> own = a.session(1);
+    CHECK(holds_tokens(disk, { own.begin() + 64, own.end() }));
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+    CHECK(freed > 0 && s->stats().n_segments == 0);
+    CHECK(!holds_tokens(disk, { own.begin() + 64, own.end() }));
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_miss());
+}
+
+TEST(a_session_that_is_removed_within_its_first_prompt_leaves_what_others_share) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    save_part(*s, a, 1);
+    CHECK(a.save(*s, 2).is_ok());
+    save_part(*s, a, 3);
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+    const std::vector<token> own = a.session(1);
+    CHECK(!holds_tokens(disk, { own.begin() + 64, own.end() }));
+    CHECK(a.use(*s, 2) == 104 && a.use(*s, 3) == 104);
+    CHECK(s->remove_conversation({}, agent::hash(2), freed).is_ok());
+    CHECK(a.use(*s, 3) == 104);
+    CHECK(s->remove_conversation({}, agent::hash(3), freed).is_ok());
+    CHECK(s->stats().n_segments == 0); // Also what the first of them had brought.
+}
+
+TEST(a_prompt_without_messages_that_is_removed_while_it_is_evaluated_leaves_nothing) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    const std::vector<token> tokens = random_tokens(7, 1200);
+    CHECK(a.m.save(*s, tokens, 0, false).is_ok());
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, conversation_hash(tokens.data(), tokens.size()), freed).is_ok());
+    CHECK(s->stats().n_segments == 0);
+}
+
 TEST(a_session_whose_first_message_has_changed_is_removed_whole) {
     fault_env     disk;
     agent         a;

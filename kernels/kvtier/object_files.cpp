@@ -233,6 +233,7 @@ void object_files::count_quarantine() {
 uint64_t object_files::empty_quarantine() {
     const std::string aside = layout.quarantine();
     uint64_t          freed = 0;
+    count_quarantine(); // Who owns the folder may have moved something there.
     if (bytes.has(aside) && !remove_tree(aside, freed).is_ok()) {
         count_quarantine();
     }

@@ -271,6 +271,31 @@ std::vector<uint64_t> object_graph::forget_conversation(conversation & c, doomed
     return mine;
 }
 
+std::vector<uint64_t> object_graph::forget_awaited(const conversation_id & id, doomed_files & out, bool & found) {
+    std::vector<uint64_t> mine;
+    for (const auto & [number, s] : segments) {
+        if (id.second != 0 && s->awaited_by == id.second && s->name_space == id.first) {
+            s->awaited_by = 0; // Its checkpoint does not come any more: the next one that uses the segment removes it.
+            mine.push_back(number);
+        }
+    }
+    found = !mine.empty();
+    const std::vector<uint64_t> awaited = mine;
+    for (const uint64_t number : awaited) {
+        for (const run * r = segments.at(number)->runs.front().parent; r != nullptr; r = r->parent) {
+            if (r->owner->awaited_by == 0) {
+                mine.push_back(r->owner->id); // What it went on from may have had no other use.
+            }
+        }
+    }
+    std::sort(mine.begin(), mine.end());
+    mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
+    forget_unneeded(mine, out);
+    mine.erase(std::remove_if(mine.begin(), mine.end(), [&](uint64_t one) { return segments.count(one) == 0; }),
+               mine.end());
+    return mine;
+}
+
 void object_graph::forget_unneeded(std::vector<uint64_t> ids, doomed_files & out) {
     std::sort(ids.begin(), ids.end(), std::greater<uint64_t>()); // later ones tend to continue earlier ones
     for (bool changed = true; changed;) {

@@ -119,6 +119,10 @@ public:
     // With everything that only it uses, file by file. Gives the segments that it was in and that are still there.
     std::vector<uint64_t> forget_conversation(conversation & c, doomed_files & out);
 
+    // What was written for a conversation whose checkpoint is still to come, as far as nobody else uses it. Gives the segments
+    // of it that are still there.
+    std::vector<uint64_t> forget_awaited(const conversation_id & id, doomed_files & out, bool & found);
+
     // Counts the first runs of a segment that a checkpoint or another segment needs; nobody needs the rest.
     size_t n_needed(const segment & s) const;
 

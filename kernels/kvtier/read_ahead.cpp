@@ -28,17 +28,24 @@ void store::read_ahead(const std::atomic<bool> & over) {
 }
 
 status store::warm(const key & name_space, uint64_t hash, uint64_t & bytes_read) {
-    const match m = rooms->known.next_restore({ name_space, hash }, SIZE_MAX);
-    bytes_read    = m.bytes_disk;
-    if (m.n_tokens == 0) {
-        return status::miss("no conversation " + hex(hash));
+    for (;;) {
+        const match m = rooms->known.next_restore({ name_space, hash }, SIZE_MAX);
+        bytes_read    = m.bytes_disk;
+        if (m.n_tokens == 0) {
+            return status::miss("no conversation " + hex(hash));
+        }
+        if (m.bytes_disk == 0) {
+            return status::ok();
+        }
+        std::unique_ptr<loading> reading; // It ends before the match that it reads.
+        const status begun = begin_loading(*rooms, m, reading_for::nobody_yet, reading);
+        const status read  = begun.is_ok() ? reading->wait() : begun;
+        const match  left  = rooms->known.next_restore({ name_space, hash }, SIZE_MAX);
+        if (read.is_ok() || left.n_tokens == m.n_tokens) {
+            return read;
+        }
+        // A file of it was lost, and is forgotten by now: what is left of the conversation is read instead.
     }
-    std::unique_ptr<loading> reading; // It ends before the match that it reads.
-    if (m.bytes_disk == 0) {
-        return status::ok();
-    }
-    const status begun = begin_loading(*rooms, m, reading_for::nobody_yet, reading);
-    return begun.is_ok() ? reading->wait() : begun;
 }
 
 } // namespace kvtier

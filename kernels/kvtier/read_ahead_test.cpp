@@ -117,6 +117,32 @@ TEST(a_request_ends_it) {
     }
 }
 
+TEST(what_is_left_of_a_conversation_is_warmed_where_a_file_of_it_is_lost) {
+    fault_env     disk;
+    model         m;
+    store_options o = m.options();
+    o.ram_bytes = 10 << 20;
+    auto               s      = open(disk, o);
+    std::vector<token> tokens = random_tokens(1, 1100); // The first 1,024 name the conversation.
+    CHECK(m.save(*s, tokens).is_ok());
+    const std::vector<std::string> before = files_with(disk, ".seg");
+    const std::vector<token>       first  = tokens;
+    append(tokens, 2, 100);
+    CHECK(m.save(*s, tokens).is_ok());
+    s = nullptr;
+    s = open(disk, o);
+    for (const std::string & path : files_with(disk, ".seg")) {
+        if (std::count(before.begin(), before.end(), path) == 0) {
+            CHECK(disk.remove_file(path).is_ok());
+        }
+    }
+    uint64_t n_read = 0;
+    CHECK(s->warm({}, conversation_hash(tokens.data(), tokens.size()), n_read).is_ok());
+    CHECK(n_read > 0);
+    const match found = m.lookup(*s, first);
+    CHECK(found.n_tokens == first.size() && found.bytes_disk == 0);
+}
+
 TEST(what_is_damaged_is_set_aside_before_it_is_asked_for) {
     fault_env   disk;
     const model m;

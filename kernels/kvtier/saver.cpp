@@ -133,6 +133,13 @@ status saver::make_folders(const key & name_space) {
     return status::ok();
 }
 
+// The conversation whose checkpoint is still to come; 0: it is not known yet.
+static uint64_t awaiting(const save_request & request) {
+    const uint64_t said  = request.conversation.hash;
+    const bool     known = said == 0 && request.tokens.size() >= n_conversation_tokens;
+    return request.checkpoint ? 0 : known ? conversation_hash(request.tokens.data(), request.tokens.size()) : said;
+}
+
 status saver::save_runs(const save_request & request, const key & name_space, lease & held) {
     std::vector<const save_run *> wanted;
     if (status s = rooms.known.missing_runs(request, wanted); !s.is_ok()) {
@@ -179,7 +186,7 @@ status saver::save_runs(const save_request & request, const key & name_space, le
             rooms.count.runs_written    += last - first;
             rooms.count.payload_written += payload;
             written.push_back(make_segment(std::move(head)));
-            written.back()->awaited_by = request.checkpoint ? 0 : request.conversation.hash;
+            written.back()->awaited_by = awaiting(request);
             first = last;
         }
     }

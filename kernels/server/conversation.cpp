@@ -125,6 +125,14 @@ std::string title_of(const common_json & messages) {
     return "";
 }
 
+static size_t n_greetings_of(const common_json & messages) {
+    size_t n = 0;
+    for (size_t i = 0; messages.is_array() && i < messages.size() && string_at(messages.at(i), "role") != "user"; i++) {
+        n += string_at(messages.at(i), "role") == "assistant";
+    }
+    return n;
+}
+
 //
 // how long it is kept
 //
@@ -211,21 +219,25 @@ conversation_request conversation_of_request(const http_headers & headers, const
     out.key    = key_of(headers, body, converted);
     out.title  = body.contains("messages") ? title_of(body.at("messages")) : std::string();
     out.change = change_of(body, converted);
+    out.n_greetings = body.contains("messages") ? n_greetings_of(body.at("messages")) : 0;
     return out;
 }
 
 // Of the user; 0: it is not known. Where a template has a system message of its own, upstream takes that for a part of what the
-// user's messages begin with, and finds none behind another one: the first answer then begins where the first message ends.
-static size_t end_of_first_message(const common_chat_msg_spans & messages) {
-    const auto first_of = [&](common_chat_role role) {
-        return std::find_if(messages.spans.begin(), messages.spans.end(),
-                            [role](const common_chat_msg_span & span) { return span.role == role; });
-    };
-    if (const auto user = first_of(COMMON_CHAT_ROLE_USER); user != messages.spans.end()) {
-        return user->pos + user->len;
+// user's messages begin with, and finds none behind another message: the first answer, behind all greetings, then begins where
+// the first message ends.
+static size_t end_of_first_message(const common_chat_msg_spans & messages, size_t n_greetings) {
+    size_t n_before = 0; // messages of the assistant
+    size_t answer   = 0;
+    for (const common_chat_msg_span & span : messages.spans) {
+        if (span.role == COMMON_CHAT_ROLE_USER) {
+            return span.pos + span.len;
+        }
+        if (span.role == COMMON_CHAT_ROLE_ASSISTANT && n_before++ == n_greetings) {
+            answer = span.pos;
+        }
     }
-    const auto answer = first_of(COMMON_CHAT_ROLE_ASSISTANT);
-    return answer == messages.spans.end() ? 0 : answer->pos;
+    return answer;
 }
 
 kvtier::conversation_facts facts_of(const conversation_request & said, const std::vector<kvtier::token> & tokens,
@@ -233,7 +245,7 @@ kvtier::conversation_facts facts_of(const conversation_request & said, const std
     kvtier::conversation_facts out;
     out.title  = said.title;
     out.change = said.change;
-    if (const size_t n_naming = end_of_first_message(messages); n_naming > 0) {
+    if (const size_t n_naming = end_of_first_message(messages, said.n_greetings); n_naming > 0) {
         out.n_naming = static_cast<uint32_t>(std::min(n_naming, tokens.size()));
         out.hash     = kvtier::conversation_through(tokens.data(), out.n_naming);
     }

@@ -30,6 +30,7 @@ inline constexpr const char * conversation_header = "X-Conversation-Id";
 struct conversation_request {
     std::string             key;   // empty: the client gives none
     std::string             title; // the first words of the user; empty: there are none
+    size_t                  n_greetings = 0; // messages of the assistant before the user's first
     kvtier::lifetime_change change;
 };
 

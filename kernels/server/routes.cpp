@@ -4,6 +4,7 @@
 #include "server/experts/expert_routes.h"
 #include "server/handover/handover_routes.h"
 #include "server/live/live_routes.h"
+#include "server/owner/owner_routes.h"
 #include "server/page/page_routes.h"
 #include "server/plan/plan_routes.h"
 #include "server/power/power_routes.h"
@@ -25,8 +26,7 @@ server_http_res_ptr with_store(const state_cache & cache, const std::function<se
 static constexpr const char * not_a_hash = "the conversation's hash is 16 hex digits, as GET /cache/conversations lists it";
 static constexpr const char * not_stored = "no such conversation is stored";
 
-// What became of the copies that others can read.
-static common_json with_shared(common_json out, const removal_result & done) {
+common_json with_shared(common_json out, const removal_result & done) {
     if (done.is_shared) {
         out["shared"] = common_json{ { "removed", done.shared_removed }, { "files", done.shared_files } };
     }
@@ -126,6 +126,7 @@ void add_routes(const server_http_context & http, state_cache & cache, const cac
     const auto named_user = [user_of](const server_http_req & req) { return user_of(req, "user_id"); };
     add_live_routes(http, cache, here_or_there, named_user);
     add_handover_routes(http, cache, here_or_there, named_user);
+    add_owner_routes(http, cache, here_or_there);
     add_page_routes(http, wrap);
     add_expert_routes(http, cache.experts, here_or_there);
 }

@@ -1,6 +1,5 @@
 // GET /cache, GET /cache/conversations, GET /cache/requests, GET /cache/disk, DELETE /cache/conversations/:hash,
-// DELETE /cache/users/:id, POST /cache/flush, and those of live_routes.h, handover_routes.h, page_routes.h and expert_routes.h. See
-// docs/http-api.md.
+// DELETE /cache/users/:id, POST /cache/flush, and those of the other *_routes.h. See docs/http-api.md.
 #pragma once
 
 #include "server/answers.h"
@@ -12,12 +11,16 @@ namespace llama_run {
 
 class state_cache;
 struct cache_options;
+struct removal_result; // cache/removal.h
 
 using route_proxy = std::function<server_http_res_ptr(const server_http_req &, const char * method)>;
 
 // What is stored is only known while the store is open: calls what tells or changes it with the server awake, or says why that
 // cannot be.
 server_http_res_ptr with_store(const state_cache & cache, const std::function<server_http_res_ptr()> & work);
+
+// An answer, with what became of the copies that others can read.
+common_json with_shared(common_json out, const removal_result & done);
 
 // wrap: upstream's, which turns exceptions into answers. proxy: see below; null where the model is served by this process.
 void add_routes(const server_http_context & http, state_cache & cache, const cache_options & options,

@@ -486,6 +486,34 @@ bool state_cache::remove_user(const std::string & user, removal_result & out) {
     return removed;
 }
 
+bool state_cache::is_owner(const std::string & key) const {
+    const auto c = core();
+    return c && c->admin().is_owner(key);
+}
+
+common_json state_cache::all_conversations() const {
+    const auto c = core();
+    return c ? c->admin().all_conversations() : common_json::array();
+}
+
+bool state_cache::remove_everything(removal_result & out) {
+    overflow.ahead.forget_all();
+    const auto c       = core();
+    const bool removed = c && c->admin().remove_everything(out);
+    overflow.ahead.forget_all();
+    return removed;
+}
+
+bool state_cache::collect(uint64_t & bytes_freed) const {
+    const auto c = core();
+    return c && c->admin().collect(bytes_freed);
+}
+
+common_json state_cache::verify() const {
+    const auto c = core();
+    return c ? c->admin().verify() : describe();
+}
+
 kvtier::status state_cache::keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change,
                                  common_json & out) const {
     const auto c = core();

@@ -201,6 +201,13 @@ public:
     bool remove_conversation(const std::string & user, uint64_t hash, removal_result & out); // false: there is none
     bool remove_user(const std::string & user, removal_result & out);
 
+    // What concerns all users at once, for who has the key of the cache folder: see owner/owner_key.h.
+    bool        is_owner(const std::string & key) const;
+    common_json all_conversations() const;
+    bool        remove_everything(removal_result & out);
+    bool        collect(uint64_t & bytes_freed) const; // what nothing can use
+    common_json verify() const;                        // every byte
+
     // Says how long a conversation is kept, and gives it as `conversations` lists it then. Miss: there is none.
     kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out) const;
 

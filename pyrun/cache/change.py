@@ -28,7 +28,7 @@ from pyrun.cache.look import (
     verify_store,
     whole_hash,
 )
-from pyrun.cache.remote import keep_one, list_server
+from pyrun.cache.remote import as_owner, keep_one, list_server, open_model, remove_on_server
 from pyrun.cache.running import Running, server_of
 from pyrun.errors import UserError
 from pyrun.server.ask import ask
@@ -81,6 +81,14 @@ def collect(cache: Path, prefix: str | None = None) -> Visited[Collected]:
         return _collected(model, before, damaged)
 
     return visit(cache, prefix, clean)
+
+
+def collect_through(url: str, key: str | None) -> Visited[Collected]:
+    """Does as collect, for the one model that a server has open."""
+    told, model = open_model(url, key)
+    before = _kernels.measure_tree(str(model.path))
+    ask(url, "/cache/gc", key, post={}, headers=as_owner(url, model), patience=None)
+    return Visited(told["path"], [_collected(model, before, [])], [])
 
 
 def set_damaged_aside(cache: Path, prefix: str | None = None, progress: Progress | None = None) -> Visited[Collected]:
@@ -170,10 +178,19 @@ def select_user(cache: Path, user: str, prefix: str | None = None) -> list[Targe
 
 
 def select_all(cache: Path, prefix: str | None = None) -> list[Target]:
-    return [
-        Target(model, list_model(model).conversations, _kernels.measure_tree(str(model.path)))
-        for model in find_models(cache, prefix)
-    ]
+    targets = []
+    for model in find_models(cache, prefix):
+        server = None
+        try:
+            listed = list_model(model).conversations
+        except HeldError as error:
+            server = server_of(error.held)
+            if server is None:
+                raise
+            (found,) = list_server(server.url, server.key, all_users=True).models
+            listed = found.conversations
+        targets.append(Target(model, listed, _kernels.measure_tree(str(model.path)), server=server))
+    return targets
 
 
 def keep(targets: Sequence[Target], ttl: str | None, expire: str | None) -> list[Conversation]:
@@ -213,6 +230,8 @@ def _remove_log(log: Path) -> int:
 
 
 def _remove(target: Target) -> int:
+    if target.server is not None and target.hash is None and not target.user:
+        return remove_on_server(target.server.url, target.server.key)
     if target.server is not None:
         path = f"/cache/users/{target.user}" if target.hash is None else f"/cache/conversations/{target.hash:016x}"
         return int(ask(target.server.url, path, target.server.key, delete=True)["bytes_freed"])

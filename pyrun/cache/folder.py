@@ -68,7 +68,7 @@ class HeldError(UserError):
     def __init__(self, model: Model, held: Held) -> None:
         who = f"{held.process} (pid {held.pid})" if held.pid is not None else held.process
         if held.process == "llama-server":
-            hint = "stop that server first; ls, stats, and rm of a conversation or a user ask it while it runs"
+            hint = "stop that server first; the other commands of `llama-run cache` ask it, once it is ready"
         else:
             hint = "wait until it ends, or stop it"
         super().__init__(f"{model.path} is in use by {who}", hint)

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import psutil
 
 from pyrun import _kernels, console
 from pyrun.cache.folder import Model, Visited
-from pyrun.cache.look import CacheStats, Conversation, Listing, Stats, whole_hash
+from pyrun.cache.look import CacheStats, Conversation, Damage, Listing, Stats, Verified, whole_hash
 from pyrun.errors import UserError
-from pyrun.server.ask import ask
+from pyrun.server.address import is_loopback
+from pyrun.server.ask import ask, server_url
+
+EVERYTHING = "/cache/everything"  # the route that concerns all users
+OWNER_FILE, OWNER_HEADER = ".owner-key", "X-Cache-Owner"
 
 
 def summary(url: str, root: Path, key: str | None = None) -> str:
@@ -61,18 +65,21 @@ def _why_off(told: dict[str, Any]) -> str:
     return f"{name} (pid {pid}) has this model's state in {told['path']} open"
 
 
-def list_server(url: str, key: str | None = None, user: str = "") -> Visited[Listing]:
-    """Does as list_cache, for the one model that the server has, and for one user or those who name none."""
-    told, model = _open_model(url, key)
-    asked = "/cache/conversations" + (f"?user_id={quote(user)}" if user else "")
-    found = [_conversation(one) for one in ask(url, asked, key)["conversations"]]
+def list_server(url: str, key: str | None = None, user: str = "", *, all_users: bool = False) -> Visited[Listing]:
+    """Does as list_cache, for the one model that the server has, and for one user, those who name none, or all."""
+    told, model = open_model(url, key)
+    if all_users:
+        answer = ask(url, EVERYTHING, key, headers=as_owner(url, model))
+    else:
+        answer = ask(url, "/cache/conversations" + (f"?user_id={quote(user)}" if user else ""), key)
+    found = [_conversation(one) for one in answer["conversations"]]
     found.sort(key=lambda c: (-c.last_used_ms, c.hash))
     size = _kernels.measure_tree(str(model.path))
     return Visited(told["path"], [Listing(model.name, size, found, sum(told["damaged"].values()), model.owner)], [])
 
 
 def _conversation(told: dict[str, Any]) -> Conversation:
-    """A server lists what has no user; what else it may say is not shown here."""
+    """A server names users where it was asked for all; what else it may say is not shown here."""
     names = {field.name for field in fields(Conversation)}
     return Conversation(**{"user": None} | {name: value for name, value in told.items() if name in names})
 
@@ -99,7 +106,7 @@ def keep_one(url: str, name: str, ttl: str | None, expire: str | None, key: str 
 
 def server_stats(url: str, key: str | None = None) -> CacheStats:
     """Does as cache_stats, for the one model that the server has. Damage and leftovers count since its start."""
-    told, model = _open_model(url, key)
+    told, model = open_model(url, key)
     state, counters = told["state"], told["counters"]
     aside = model.quarantined()
     stats = Stats(
@@ -126,7 +133,33 @@ def server_stats(url: str, key: str | None = None) -> CacheStats:
     )
 
 
-def _open_model(url: str, key: str | None) -> tuple[Any, Model]:
+def verify_on_server(url: str, key: str | None = None) -> Visited[Verified]:
+    """Does as verify_cache, for the one model that the server has."""
+    told, model = open_model(url, key)
+    found = ask(url, "/cache/verify", key, post={}, headers=as_owner(url, model), patience=None)
+    damaged = [Damage(one["path"], one["reason"], one["message"]) for one in found["damaged"]]
+    verified = Verified(model.name, str(model.path), found["files"], found["bytes"], 0, damaged)
+    return Visited(told["path"], [verified], [])
+
+
+def remove_on_server(url: str, key: str | None = None) -> int:
+    """Has it remove everything, of all users; gives the bytes that this freed."""
+    _, model = open_model(url, key)
+    return int(ask(url, EVERYTHING, key, delete=True, headers=as_owner(url, model), patience=None)["bytes_freed"])
+
+
+def as_owner(url: str, model: Model) -> dict[str, str]:
+    """A key in the folder proves that we may read everything there. It is told to servers of this machine only."""
+    file = model.cache / OWNER_FILE
+    if not is_loopback(urlsplit(server_url(url)).hostname or ""):
+        raise UserError(f"{url} is not asked about all users", f"ask it from its own machine: {file} stays here")
+    try:
+        return {OWNER_HEADER: file.read_text(encoding="ascii")}
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {file}", "run as the user whose server writes there") from error
+
+
+def open_model(url: str, key: str | None) -> tuple[Any, Model]:
     told = ask(url, "/cache", key)
     if not told["enabled"]:
         raise UserError(f"the cache of {url} is off: {_why_off(told)}", "leave --url out to read the folder")

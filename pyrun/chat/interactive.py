@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import termios
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from pyrun.chat import commands
 from pyrun.chat.conversation import Chat
 from pyrun.chat.reader import Reader
@@ -35,7 +30,7 @@ def run_interactive(chat: Chat) -> None:
             chat.say("Ctrl-D or /quit leaves")
             continue
         try:
-            with _without_echo():
+            with reader.typed_ahead.kept():
                 _handle(chat, line, screen)
         except commands.LeaveError:
             return
@@ -48,18 +43,6 @@ def run_interactive(chat: Chat) -> None:
 def _taken(chat: Chat) -> str:
     text, chat.input = chat.input, ""
     return text
-
-
-@contextmanager
-def _without_echo() -> Iterator[None]:
-    """What is typed while an answer comes waits for the next line; the terminal must not write it into the answer."""
-    before = termios.tcgetattr(sys.stdin)
-    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
-    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def _handle(chat: Chat, line: str, screen: Screen) -> None:

@@ -42,6 +42,9 @@ class PlainView:
     def begins(self, link: Link) -> None:
         self._wrote = False
 
+    def progress(self, done: int, total: int) -> None:
+        pass
+
     def takes_back(self) -> None:
         """What a pipe has got cannot be taken back; a second answer behind it would be taken for one with it."""
         if self._wrote:

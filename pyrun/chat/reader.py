@@ -15,6 +15,7 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.styles import Style
 
 from pyrun.chat.toolset import ALWAYS, NO, ONCE, SESSION
+from pyrun.chat.typed_ahead import TypedAhead
 
 FOLDED_LINES = 10  # a longer paste is shown as one word
 PASTED = re.compile(r"\[paste (\d+): [\d,]+ lines\]")
@@ -65,21 +66,25 @@ class Reader:
             enable_open_in_editor=True,
         )
         self._choice: PromptSession[str] = PromptSession()
+        self.typed_ahead = TypedAhead(self._session.input, self._session.output)
 
     def read(self, default: str, status: str) -> str:
         """Raises EOFError at the end of the input, KeyboardInterrupt for Ctrl-C on an empty line."""
         self._status = status
+        if self.typed_ahead.give_back() and default:
+            default += "\n"
         return self._unfolded(self._session.prompt([("class:prompt", "> ")], default=default)).strip()
 
     def choose(self) -> str:
         """Once, for this session, always, or no. What is unclear is asked again; no answer is a no."""
-        while True:
-            try:
-                said = self._choice.prompt("allow? [y]es, once · this [s]ession · [a]lways · [n]o: ")
-            except EOFError:
-                return NO
-            if said.strip().lower()[:1] in CHOICES:
-                return CHOICES[said.strip().lower()[:1]]
+        with self.typed_ahead.out_of_the_way():
+            while True:
+                try:
+                    said = self._choice.prompt("allow? [y]es, once · this [s]ession · [a]lways · [n]o: ")
+                except EOFError:
+                    return NO
+                if said.strip().lower()[:1] in CHOICES:
+                    return CHOICES[said.strip().lower()[:1]]
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()
@@ -101,7 +106,7 @@ class Reader:
         @keys.add("c-c")
         def _(event: KeyPressEvent) -> None:
             if event.current_buffer.text:
-                event.current_buffer.reset()
+                event.current_buffer.reset(append_to_history=True)
             else:
                 event.app.exit(exception=KeyboardInterrupt)
 

@@ -37,12 +37,18 @@ class Screen:
         self._has_text = False  # above the block that still grows
         self._tail = Tail(console)
         self._thinks_since = 0.0
+        self._evaluated = ""  # how much of the prompt, where the server tells
 
     # What the turn tells
 
     def begins(self, link: Link) -> None:
         self._blocks, self._has_text, self.thought, self._thinks_since = Blocks(), False, "", 0.0
-        self._tail.show(Styled(f"{link.name} …", style="dim"))
+        self._evaluated = ""
+        begun = time.monotonic()
+        self._tail.repeat(lambda: self._waits(link, time.monotonic() - begun))
+
+    def progress(self, done: int, total: int) -> None:
+        self._evaluated = f" {done:,} of {total:,} tokens,"
 
     def text(self, text: str) -> None:
         self._fold()
@@ -95,6 +101,9 @@ class Screen:
         for block in blocks:
             self._tail.print(drawn(block, first=not self._has_text))
             self._has_text = True
+
+    def _waits(self, link: Link, seconds: float) -> Styled:
+        return Styled(f"{link.name} …{self._evaluated} {words.duration(seconds)}", style="dim")
 
     def _fold(self) -> None:
         """Reasoning becomes one line when it ends."""

@@ -23,7 +23,7 @@ from pyrun.errors import UserError
 from pyrun.memory.intake import take_in
 from pyrun.memory.spool import Record, SpoolFullError, write_spool
 from pyrun.memory.text import message_text
-from pyrun.providers.events import End, Function, Message, Reasoning, Request, Text, ToolCall
+from pyrun.providers.events import End, Function, Message, Progress, Reasoning, Request, Text, ToolCall
 from pyrun.providers.known import LOCAL
 from pyrun.tools.tool import ToolError, shortened
 
@@ -45,6 +45,9 @@ class Limits:
 
 
 class View(Watcher, Protocol):
+    def progress(self, done: int, total: int) -> None:
+        """So many tokens of the prompt are evaluated or reused; the answer begins when all are."""
+
     def text(self, text: str) -> None: ...
     def reasoning(self, text: str) -> None: ...
     def calls(self, calls: Sequence[ToolCall]) -> None:
@@ -151,6 +154,8 @@ class Agent:
                     view.reasoning(event.text)
                 elif isinstance(event, ToolCall):
                     calls.append(event)
+                elif isinstance(event, Progress):
+                    view.progress(event.done, event.total)
                 else:
                     end = event
         except KeyboardInterrupt:
@@ -321,7 +326,7 @@ class _Watch:
         self.restarted = False
 
     def hears(self, event: Any) -> None:
-        if self.first is None and not isinstance(event, End):
+        if self.first is None and not isinstance(event, Progress | End):
             self.first = time.monotonic()
 
     def begins(self, link: Link) -> None:

@@ -19,6 +19,7 @@ from pyrun.cache.change import (
     Collected,
     Target,
     collect,
+    collect_through,
     keep,
     remove,
     select_all,
@@ -28,7 +29,7 @@ from pyrun.cache.change import (
 )
 from pyrun.cache.folder import HeldError, Model, Visited
 from pyrun.cache.look import Conversation, Listing, Progress, Stats, Verified, cache_stats, list_cache, verify_cache
-from pyrun.cache.remote import keep_on_server, list_server, server_stats
+from pyrun.cache.remote import keep_on_server, list_server, server_stats, verify_on_server
 from pyrun.cache.running import server_of
 from pyrun.cli.completion import complete_conversation, complete_stored_model
 from pyrun.cli.handover import pull_command, push_command
@@ -89,7 +90,7 @@ url_option = click.option(
 def cache_group() -> None:
     """Show, check and clean the stored state.
 
-    A server that has it open is asked, as far as it can answer; the rest waits until it is stopped.
+    A server that has it open is asked; what `gc --corrupt` does waits until it is stopped.
 
     The cache holds the prompts of everyone who used the server: whoever can read its files can read them.
     """
@@ -101,9 +102,10 @@ cache_group.add_command(pull_command)
 
 
 @cache_group.command("ls")
+@click.option("--all-users", is_flag=True, help="Also those of users who gave an id, for who may read the folder.")
 @url_option
 @common_options
-def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str | None) -> None:
+def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str | None, all_users: bool) -> None:
     """List the stored conversations of each model, those used last first.
 
     OWN is what removing a conversation frees; SHARED is what others need as well. KEEP says for how long after its last
@@ -112,9 +114,13 @@ def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str |
     """
     _check_url(url, folder, model)
     if url:
-        found = list_server(url, key_of(os.environ))
+        found = list_server(url, key_of(os.environ), all_users=all_users)
     else:
-        found = _ask_holders(list_cache(_cache(folder), model), list_server)
+        found = _ask_holders(
+            list_cache(_cache(folder), model), lambda url, key: list_server(url, key, all_users=all_users)
+        )
+    if not all_users:
+        found = _of_nobody(found)
     if as_json:
         _print_json(found)
     else:
@@ -128,6 +134,15 @@ def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str |
     if damaged:
         console.say(f"warning: damage in {_count(damaged, 'file')}; `llama-run cache verify` tells more")
     _fail_on_held(found)
+
+
+def _of_nobody(found: Visited[Listing]) -> Visited[Listing]:
+    """Leaves out what belongs to users with an id, and says that there is some."""
+    others = sum(c.user is not None for listing in found.models for c in listing.conversations)
+    if others:
+        console.say(f"{_count(others, 'conversation')} of users with an id: --all-users lists them")
+    kept = [replace(one, conversations=[c for c in one.conversations if c.user is None]) for one in found.models]
+    return replace(found, models=kept)
 
 
 def _named(listing: Listing) -> str:
@@ -271,7 +286,7 @@ def verify_command(folder: Path | None, model: str | None, as_json: bool) -> Non
     Exits with 1 when anything is damaged; the damaged files are printed.
     """
     with _progress("reading (MB)") as progress:
-        found = verify_cache(_cache(folder), model, progress)
+        found = _ask_holders(verify_cache(_cache(folder), model, progress), verify_on_server)
     if as_json:
         _print_json(found)
     else:
@@ -320,7 +335,7 @@ def gc_command(folder: Path | None, model: str | None, as_json: bool, corrupt: b
         with _progress("reading (MB)") as progress:
             done = set_damaged_aside(_cache(folder), model, progress)
     else:
-        done = collect(_cache(folder), model)
+        done = _ask_holders(collect(_cache(folder), model), collect_through)
     if as_json:
         plain = _plain(done)
         plain["models"] = [{**asdict(one), "bytes_freed": one.bytes_freed} for one in done.models]

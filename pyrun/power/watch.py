@@ -100,15 +100,20 @@ class PowerWatch:
         power = read_power(self._supplies)
         if self._cache is not None and time.monotonic() >= self._next_wear:
             self._next_wear = time.monotonic() + WEAR_SECONDS
-            self._wear = read_wear(self._cache)
-        now = (power, self._wear)
+            # The programs that know may take long, and a suspend does not wait: it is told at the next look.
+            threading.Thread(target=self._learn_wear, args=(self._cache,), name="wear", daemon=True).start()
+        wear = self._wear
+        now = (power, wear)
         if now == self._told or (self._told is None and now == (Power(mains=True), None)):
             return  # A machine without a battery has nothing to tell, but of its disk.
         with contextlib.suppress(UserError):  # it is told the next time, when it answers
-            body = power.body() | (self._wear.body() if self._wear else {})
+            body = power.body() | (wear.body() if wear else {})
             told = ask(self._url, "/cache/power", self._key, post=body, verify=False)
             self._told = now
             held = bool(told.get("power", {}).get("writes_held"))
             if held and not self._held:
                 self._say(f"the battery is at {power.battery} %: nothing is written before mains, a suspend or the end")
             self._held = held
+
+    def _learn_wear(self, cache: Path) -> None:
+        self._wear = read_wear(cache)

@@ -36,6 +36,14 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How many tokens of the prompt a llama-server has evaluated or reused, before it answers."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Text:
     text: str
 
@@ -69,7 +77,7 @@ class End:
     thinking: tuple[dict[str, Any], ...] = ()  # signed blocks that Anthropic's API wants back, as they came
 
 
-Event = Text | Reasoning | ToolCall | End
+Event = Progress | Text | Reasoning | ToolCall | End
 
 # Kinds of trouble. For those of MOVES_ON, another provider may do better.
 UNREACHABLE, OVERLOADED, OVER_LIMIT, TOO_LONG, CUT = "unreachable", "overloaded", "over limit", "too long", "cut off"

@@ -11,6 +11,7 @@ from pyrun.providers.events import (
     Event,
     Function,
     Message,
+    Progress,
     ProviderError,
     Reasoning,
     Request,
@@ -40,7 +41,7 @@ def stream(provider: Provider, request: Request, timeout: float) -> Iterator[Eve
             # A proxy would look for a server of this machine on its own.
             http_client=openai.DefaultHttpxClient(trust_env=False) if is_here(provider.base_url) else None,
         ) as client,
-        client.chat.completions.create(**body(provider, request)) as chunks,
+        client.chat.completions.create(**body(provider, request), extra_body=_more(provider)) as chunks,
     ):
         yield from _events(provider, chunks)
 
@@ -63,6 +64,11 @@ def body(provider: Provider, request: Request) -> dict[str, Any]:
     return sent
 
 
+def _more(provider: Provider) -> dict[str, Any]:
+    """What OpenAI's API does not know: how far the prompt is."""
+    return {"return_progress": True} if provider.kind == "local" else {}
+
+
 def _message(provider: Provider, message: Message) -> Message:
     """A model of our own server is shown its reasoning again, if its template wants it; others refuse to be."""
     hidden = ("thinking",) if provider.kind == "local" else ("thinking", "reasoning_content")
@@ -83,6 +89,8 @@ def _events(provider: Provider, chunks: Any) -> Iterator[Event]:
     for chunk in chunks:
         extra = chunk.model_extra or {}
         timings = extra.get("timings") or timings
+        if isinstance(told := extra.get("prompt_progress"), dict):
+            yield Progress(told["processed"], told["total"])
         if chunk.usage is not None:
             usage = _usage(chunk.usage)
         for choice in chunk.choices or []:

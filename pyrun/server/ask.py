@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -64,6 +64,7 @@ def ask(
     path: str,
     key: str | None = None,
     *,
+    headers: Mapping[str, str] | None = None,
     post: object = None,
     delete: bool = False,
     verify: bool = True,
@@ -75,11 +76,11 @@ def ask(
     import requests
 
     url = server_url(url)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    said = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key else {})}
     method = "DELETE" if delete else "GET" if post is None else "POST"
     try:
         with asking(url, verify) as session:
-            answer = session.request(method, url.rstrip("/") + path, json=post, headers=headers, timeout=patience)
+            answer = session.request(method, url.rstrip("/") + path, json=post, headers=said, timeout=patience)
     except (requests.RequestException, ValueError) as error:
         raise UserError(f"no server answers at {url}", "start one with `llama-run --server`") from error
     refused_with(answer, url, path)

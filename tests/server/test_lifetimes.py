@@ -125,6 +125,18 @@ def test_sessions_are_told_apart_where_the_template_has_a_system_message_of_its_
     assert all("conversation" in one for one in server.get("/cache/requests")["requests"])
 
 
+def test_sessions_that_begin_with_a_greeting_are_told_apart_by_the_users_first_words(serve: Serve, kv: Path) -> None:
+    server = serve(smollm2(), "--parallel", "2", "--ctx-size", "4096", cache=kv)
+    greeting = say("assistant", "Hello! Which river do you want to know about?")
+    for river in ("Nile", "Rhine"):
+        talk = [greeting, say("user", f"Where is the {river}?")]
+        answer = server.chat(talk, max_tokens=4)
+        server.chat([*talk, say("assistant", answer.text), say("user", "And where does it end?")], max_tokens=4)
+    server.flush()
+    found = {(one["title"], one["turns"]) for one in server.conversations()}
+    assert found == {("Where is the Nile?", 2), ("Where is the Rhine?", 2)}
+
+
 def test_turns_of_a_session_are_one_line_and_keep_its_title(serve: Serve, kv: Path) -> None:
     server = serve(toy("dense"), *FLAGS, cache=kv)
     messages = [SYSTEM, say("user", f"  What is\n\t{LINES[25]}  {LINES[26]}")]

@@ -16,6 +16,7 @@ import pytest
 from cache_server import Serve, say, toy
 from helpers import wait_until
 
+from pyrun.power.disk import Wear
 from pyrun.power.sleep import LOGIN, MANAGER, PATH
 from pyrun.power.supply import Power, read_power
 from pyrun.power.watch import PowerWatch
@@ -160,6 +161,31 @@ def test_without_a_bus_the_battery_is_watched_all_the_same(tmp_path: Path, monke
         assert [one["battery"] for one in told] == [12]
     assert len(said) == 1 and "12 %" in said[0]
     assert "power" not in {thread.name for thread in threading.enumerate()}, "it ends when it is told to"
+
+
+def test_a_disk_that_is_slow_to_say_how_worn_it_is_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path / 'none'}")
+    answers = threading.Event()
+    worn = Wear(written=512_000, rated=5_120_000)
+
+    def slow(_folder: Path) -> Wear:
+        answers.wait()
+        return worn
+
+    monkeypatch.setattr("pyrun.power.watch.read_wear", slow)
+    with power_listener() as (url, told):
+        battery(tmp_path, 12, discharging=True)
+        watch = PowerWatch(url, None, lambda _text: None, cache=tmp_path, supplies=tmp_path, look=0.1)
+        watch.ready()
+        try:
+            wait_until(lambda: bool(told), 20, "told of the battery while the disk is asked")
+        finally:
+            answers.set()
+        wait_until(lambda: len(told) == 2, 20, "told of the disk")
+        watch.stop()
+    assert "disk_written" not in told[0] and told[1] == told[0] | worn.body()
 
 
 @pytest.mark.server

@@ -59,8 +59,11 @@ def test_only_what_follows_a_prepared_prompt_is_evaluated_before_and_after_a_res
     assert plain.chat([SYSTEM, QUESTION]).said == asked.said
 
 
-def test_the_words_of_both_vendors_prepare_a_prompt(serve: Serve, kv: Path) -> None:
-    server = serve(toy("hybrid-mamba"), *FLAGS, cache=kv)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_words_of_both_vendors_prepare_a_prompt_before_and_after_a_restart(
+    serve: Serve, kv: Path, kind: str
+) -> None:
+    server = serve(model_of(kind), *FLAGS, cache=kv)
     claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     system: Any = [{"type": "text", "text": SYSTEM["content"], "cache_control": {"type": "ephemeral"}}]
     tools: Any = [{"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}]
@@ -82,6 +85,17 @@ def test_the_words_of_both_vendors_prepare_a_prompt(serve: Serve, kv: Path) -> N
     answer = client.responses.create(model="any", instructions=instructions, input="Hello", max_output_tokens=4)
     assert answer.usage is not None
     assert answer.usage.input_tokens_details.cached_tokens == prepared.usage.input_tokens > 100
+    server.stop()
+
+    server = serve(model_of(kind), *FLAGS, cache=kv)
+    claude = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+    question: Any = [{"role": "user", "content": "And who are you?"}]
+    asked = claude.messages.create(model="any", max_tokens=4, system=system, tools=tools, messages=question)
+    assert (asked.usage.cache_read_input_tokens or 0) >= (made.usage.cache_creation_input_tokens or 0)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    answer = client.responses.create(model="any", instructions=instructions, input="Who?", max_output_tokens=4)
+    assert answer.usage is not None
+    assert answer.usage.input_tokens_details.cached_tokens >= prepared.usage.input_tokens
 
 
 def test_a_prompt_and_a_conversation_with_tools_are_prepared_under_both_names(serve: Serve, kv: Path) -> None:

@@ -35,9 +35,12 @@ def script(body: dict[str, Any]) -> Reply:
     if last["role"] == "tool":
         return Reply([f"The tool says: {said}"])
     if "write" in said:
-        return Reply(["I will."], calls=[("c", "write_file", {"path": f"{said.split()[-1]}", "content": "x"})])
+        call = ("c", "write_file", {"path": f"{said.split()[-1]}", "content": "x"})
+        return Reply(["I will."], calls=[call], pause=1.0 if "slow" in said else 0.0)
     if "long" in said:
         return Reply([f"word{n} " for n in range(5_000)], pause=0.02)
+    if "slow" in said:
+        return Reply(["Here it is."], pause=1)
     if "markdown" in said:
         return Reply([MARKDOWN[i : i + 3] for i in range(0, len(MARKDOWN), 3)], ["Let me ", "think about it."])
     if "evil" in said:
@@ -154,3 +157,39 @@ def test_tools_ask_ctrl_c_stops_the_answer_and_kill_9_costs_nothing_whole(tmp_pa
         assert terminal.wait_for_end() == 0
     contents = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "user"]
     assert contents == ["write a.txt", "write b.txt", "a long one", "still there?", "short"]
+
+
+def test_waiting_is_told_and_what_is_typed_meanwhile_is_the_next_line(tmp_path: Path, server: ModelServer) -> None:
+    with chat(tmp_path, server, "--tools", "files") as terminal:
+        terminal.wait("\n>")
+        terminal.enter("a slow one")
+        terminal.wait("local … 1 s")
+        terminal.send("typed ahead")
+        terminal.wait("first token after")
+        assert "local …" not in terminal.text, "it is gone when the answer begins"
+        terminal.wait("> typed ahead")
+
+        terminal.send("\x03")
+        terminal.wait("\n>\n")
+        terminal.send("\x1b[A")
+        terminal.wait("> typed ahead")
+        terminal.send("\x15")
+        terminal.wait("\n>\n")
+
+        terminal.enter("a long one")
+        terminal.wait("word20 ")
+        terminal.send("kept over Ctrl-C\x03")
+        terminal.wait("stopped")
+        terminal.wait("> kept over Ctrl-C")
+        assert len(server.bodies) == 2, "nothing was sent that nobody sent"
+        terminal.send("\x15")
+        terminal.wait("\n>\n")
+
+        terminal.enter("slow write c.txt")
+        terminal.wait("local … 1 s")
+        terminal.send("yes")
+        terminal.wait("allow? ")
+        assert not (tmp_path / "c.txt").exists(), "it is no answer to what was not asked yet"
+        terminal.send("n\r")
+        terminal.wait("did not allow it")
+        terminal.wait("> yes")

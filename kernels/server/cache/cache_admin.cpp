@@ -2,6 +2,7 @@
 
 #include "server/live/disk_view.h"
 #include "server/live/live_view.h"
+#include "server/owner/owner_key.h"
 
 #include "kvtier/file_names.h"
 
@@ -358,17 +359,115 @@ bool cache_admin::remove_conversation(const std::string & user, uint64_t hash, r
     return found;
 }
 
-bool cache_admin::remove_user(const std::string & user, removal_result & out) {
+bool cache_admin::remove_name_space(const kvtier::key & name_space, removal_result & out) {
     removal what;
-    what.name_space = kvtier::user_key(user);
+    what.name_space = name_space;
     what.everything = true;
-    const bool done = remove(what, [&](kvtier::store & store, uint64_t & freed) {
-        return store.remove_name_space(kvtier::user_key(user), freed);
-    }, out);
+    return remove(what, [&](kvtier::store & store, uint64_t & freed) { return store.remove_name_space(name_space, freed); }, out);
+}
+
+bool cache_admin::remove_user(const std::string & user, removal_result & out) {
+    const bool done = remove_name_space(kvtier::user_key(user), out);
     finished.forget(user);
     totals.forget(user);
     days.forget(user);
     return done;
+}
+
+//
+// all users at once
+//
+
+bool cache_admin::is_owner(const std::string & key) const {
+    return is_owner_key(kvtier::posix_env(), stores.root_dir, key);
+}
+
+common_json cache_admin::all_conversations() const {
+    const kvtier::store & store = stores.target->store();
+    common_json           out   = common_json::array();
+    for (const kvtier::conversation_info & c : store.list()) {
+        common_json entry = entry_of(c, store.options().expire_ms);
+        entry["user"] = c.name_space == kvtier::key() ? common_json(nullptr) : common_json(kvtier::hex(c.name_space));
+        out.push_back(entry);
+    }
+    return out;
+}
+
+// Whose state the stores may have: the anonymous user's, and that of everyone with a folder.
+static std::set<kvtier::key> name_spaces(const std::vector<sequence_store *> & stores) {
+    std::set<kvtier::key> out = { kvtier::key() };
+    for (sequence_store * s : stores) {
+        const kvtier::store_options &  options = s->store().options();
+        std::vector<kvtier::dir_entry> entries;
+        (void) kvtier::posix_env().list_dir(kvtier::file_layout(options.root_dir, options.fingerprint).users(), entries).is_ok();
+        for (const kvtier::dir_entry & entry : entries) { // There may be none.
+            kvtier::key name_space;
+            if (kvtier::parse_hex(entry.name, name_space)) {
+                out.insert(name_space);
+            }
+        }
+    }
+    return out;
+}
+
+// Everybody's requests and slots are told first: who has no folder yet would get one later.
+bool cache_admin::remove_everything(removal_result & out) {
+    removal what;
+    what.everything = true;
+    what.of_all     = true;
+    forget(what);
+    write_all();
+    bool done = true;
+    for (const kvtier::key & name_space : name_spaces(stores.all())) {
+        removal_result of_one;
+        done = remove_name_space(name_space, of_one) && done;
+        out.bytes_freed += of_one.bytes_freed;
+        out.is_shared      = of_one.is_shared;
+        out.shared_removed = out.shared_removed && of_one.shared_removed;
+        out.shared_files += of_one.shared_files;
+    }
+    finished.forget_all();
+    totals.forget_users();
+    days.forget_users();
+    return done;
+}
+
+bool cache_admin::collect(uint64_t & bytes_freed) {
+    sweep();
+    flush();
+    bool done = true;
+    for (sequence_store * s : stores.all()) {
+        uint64_t freed = 0;
+        done        = s->store().gc(freed).is_ok() && done;
+        bytes_freed += freed;
+    }
+    return done;
+}
+
+common_json cache_admin::verify() {
+    flush();
+    uint64_t    n_files = 0;
+    uint64_t    n_bytes = 0;
+    common_json damaged = common_json::array();
+    for (sequence_store * s : stores.all()) {
+        kvtier::verify_report report;
+        const status          read = s->store().verify(report);
+        if (!read.is_ok()) {
+            report.damaged.push_back({ stores.root_dir, read });
+        }
+        n_files += report.n_files;
+        n_bytes += report.n_bytes;
+        for (const kvtier::damage_note & note : report.damaged) {
+            // A disk that cannot be read has no reason of its own among those of a file.
+            const bool of_file = note.problem.reason() != kvtier::damage::none;
+            damaged.push_back({
+                { "path",    note.path },
+                { "reason",  of_file ? kvtier::damage_name(note.problem.reason()) : kvtier::kind_name(note.problem.kind()) },
+                { "message", note.problem.message() },
+            });
+        }
+    }
+    return { { "files", n_files }, { "bytes", n_bytes }, { "damaged", damaged } };
 }
 
 //

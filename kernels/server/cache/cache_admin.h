@@ -45,6 +45,13 @@ public:
     bool remove_conversation(const std::string & user, uint64_t hash, removal_result & out);
     bool remove_user(const std::string & user, removal_result & out);
 
+    // What concerns all users at once. collect: removes what nothing can use. verify: reads every byte; saves wait meanwhile.
+    bool        is_owner(const std::string & key) const;
+    common_json all_conversations() const;
+    bool        remove_everything(removal_result & out);
+    bool        collect(uint64_t & bytes_freed);
+    common_json verify();
+
     // Removes what has expired, as if somebody had asked for it.
     std::vector<kvtier::conversation_id> sweep(); // those that are gone
 
@@ -64,6 +71,7 @@ private:
     common_json conversation(const std::string & user, uint64_t hash) const; // as it is listed
     void     forget(const removal & what);
     void     write_all();
+    bool     remove_name_space(const kvtier::key & name_space, removal_result & out);
     bool     remove(const removal & what, const std::function<kvtier::status(kvtier::store &, uint64_t &)> & from, removal_result & out);
 
     cache_stores &  stores;

@@ -4,6 +4,7 @@
 #include "server/cache/prompt_cuts.h"
 #include "server/cache/prompt_tokens.h"
 #include "server/cache/stopwatch.h"
+#include "server/owner/owner_key.h"
 
 #include "state_rows.h"
 
@@ -46,6 +47,7 @@ status cache_core::open(const common_params & params, llama_context * target, ll
     if (status s = made->stores.open(params, target, draft); !s.is_ok()) {
         return s;
     }
+    (void) ensure_owner_key(kvtier::posix_env(), made->stores.root_dir).is_ok(); // Without one nobody is the owner.
     made->stores.remove_expired(made->stores.target->store().expired()); // also of the time when no server ran
     made->give_up_batches_when_stopping();
     made->prefixes = std::make_unique<shared_prefixes>(made->turns.size(), made->stores.target->store().options().page_size,

@@ -23,10 +23,11 @@ struct removal_result {
     uint64_t shared_files   = 0;     // that went
 };
 
-// It is all of a user, or one conversation.
+// It is all of a user or of everybody, or one conversation.
 struct removal {
     kvtier::key name_space{}; // of the user
     bool        everything = false;
+    bool        of_all     = false; // users
     uint64_t    hash       = 0;
     size_t      n_tokens   = 0; // tokens of the conversation that name it, where tokens do; 0 if that is not known
 
@@ -34,7 +35,7 @@ struct removal {
     // tokens tell. They are asked in any case: conversations of an older store have such names alone.
     bool concerns(const sequence_scope & scope, uint64_t conversation, const std::vector<kvtier::token> & tokens) const {
         return scope.user == nobody ||
-               (kvtier::user_key(scope.user) == name_space &&
+               ((of_all || kvtier::user_key(scope.user) == name_space) &&
                 (everything || (conversation != 0 && conversation == hash) ||
                  names(tokens, tokens.size()) || names(tokens, n_tokens)));
     }

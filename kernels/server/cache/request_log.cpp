@@ -96,6 +96,11 @@ void request_log::forget(const std::string & user) {
     kept.erase(std::remove_if(kept.begin(), kept.end(), [&](const finished_request & r) { return r.user == user; }), kept.end());
 }
 
+void request_log::forget_all() {
+    kvtier::mutex_lock guard(mu);
+    kept.clear();
+}
+
 void request_log::forget_words(const kvtier::conversation_id & of) {
     kvtier::mutex_lock guard(mu);
     for (finished_request & r : kept) {

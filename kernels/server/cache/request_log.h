@@ -60,8 +60,9 @@ public:
     // Newest first.
     common_json describe(const std::string & user) const;
 
-    // What was removed is not told any more: all of a user, or the words of a conversation.
+    // What was removed is not told any more: all of a user, of everybody, or the words of a conversation.
     void forget(const std::string & user);
+    void forget_all();
     void forget_words(const kvtier::conversation_id & of);
 
 private:

@@ -62,6 +62,11 @@ public:
         users.erase(user);
     }
 
+    void forget_users() {
+        kvtier::mutex_lock guard(mu);
+        users.clear();
+    }
+
 private:
     mutable kvtier::mutex                 mu;
     request_counts                        everyone GUARDED_BY(mu);

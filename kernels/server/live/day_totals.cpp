@@ -167,6 +167,16 @@ void day_totals::forget(const std::string & user) {
     store();
 }
 
+void day_totals::forget_users() {
+    {
+        kvtier::mutex_lock guard(mu);
+        const history together = by_who[everyone];
+        by_who = { { everyone, together } };
+        changed = true;
+    }
+    store();
+}
+
 static void write(std::ostringstream & out, const std::string & who, const std::string & day, const day_counts & c) {
     out << who << ' ' << day << ' ' << c.n_requests << ' ' << c.n_reused << ' ' << c.n_evaluated << ' ' << c.n_answered << ' '
         << c.saved_ms << ' ' << c.bytes_written << ' ' << c.bytes_read << '\n';

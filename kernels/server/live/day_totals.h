@@ -66,6 +66,7 @@ public:
     int64_t since_ms() const;
 
     void forget(const std::string & user);
+    void forget_users(); // but for what all did together
 
 private:
     void        keep();

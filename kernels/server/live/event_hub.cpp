@@ -5,16 +5,9 @@
 
 namespace llama_run {
 
-event_hub::heard event_hub::listener::wait(std::chrono::milliseconds longest) {
-    const auto end = std::chrono::steady_clock::now() + longest;
+event_hub::heard event_hub::listener::take() {
     kvtier::mutex_lock guard(mu);
-    while (waiting.empty() && came.wait_until(guard, end)) {
-    }
-    heard out;
-    out.events.assign(waiting.begin(), waiting.end());
-    out.n_lost = std::exchange(n_lost, 0);
-    waiting.clear();
-    return out;
+    return { std::exchange(waiting, {}), std::exchange(n_lost, 0) };
 }
 
 void event_hub::listener::add(const std::shared_ptr<const std::string> & event) {
@@ -24,7 +17,6 @@ void event_hub::listener::add(const std::shared_ptr<const std::string> & event) 
         n_lost++;
     }
     waiting.push_back(event);
-    came.notify_all();
 }
 
 std::shared_ptr<event_hub::listener> event_hub::listen(const std::string & user) {

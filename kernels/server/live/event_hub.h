@@ -1,14 +1,15 @@
 // Hands what happens to those who listen to it (GET /cache/events).
 //
 // A listener has a queue of its own, of max_waiting events. One that is too slow for them loses the oldest and is told how many;
-// nobody waits for it. An event's text is made once and shared, and not at all while nobody listens.
+// nobody waits for it. An event's text is made once and shared, and not at all while nobody listens. Telling wakes nobody: with
+// fifty pages open, fifty threads would take the processor from the model at the end of every request. Listeners look when
+// their time has come (live_view::stream).
 //
 // Thread safety: all functions may be called from any thread. Memory is bounded by max_listeners and max_waiting.
 #pragma once
 
 #include "kvtier/thread_annotations.h"
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -25,16 +26,16 @@ public:
     static constexpr size_t max_waiting   = 256; // events of one listener
 
     struct heard {
-        std::vector<std::shared_ptr<const std::string>> events; // oldest first
-        uint64_t n_lost = 0;                                    // before them
+        std::deque<std::shared_ptr<const std::string>> events; // oldest first
+        uint64_t                                       n_lost; // before them
     };
 
     class listener {
     public:
         explicit listener(std::string user) : user(std::move(user)) {}
 
-        // Gives what has come, and waits for it no longer than that.
-        heard wait(std::chrono::milliseconds longest);
+        // Gives what has come since it was last called.
+        heard take();
 
     private:
         friend class event_hub;
@@ -43,7 +44,6 @@ public:
 
         const std::string user;
         kvtier::mutex     mu;
-        kvtier::condition came;
         std::deque<std::shared_ptr<const std::string>> waiting GUARDED_BY(mu);
         uint64_t                                       n_lost GUARDED_BY(mu) = 0; // since it was last told
     };

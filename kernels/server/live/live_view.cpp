@@ -4,12 +4,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 namespace llama_run {
 
-static constexpr auto look_every  = std::chrono::milliseconds(250); // how old a slot's progress may be
+static constexpr auto beat_every  = std::chrono::milliseconds(250); // how old a slot's progress may be
 static constexpr auto quiet_after = std::chrono::seconds(5);  // then a listener hears of the slots again, as a sign of life
+
+static watch_clock::time_point next_beat(watch_clock::time_point now) {
+    const auto since = now.time_since_epoch();
+    return now + (beat_every - since % beat_every);
+}
 
 static std::string event(const char * name, const common_json & data) {
     return std::string("event: ") + name + "\ndata: " + data.dump_safe() + "\n\n";
@@ -73,19 +79,23 @@ void live_view::finished(const finished_request & request) {
     events.tell(request.user, [&] { return event("request", describe_request(request)); });
 }
 
-// Those who name no user are told the same, and their text is made once.
-std::string live_view::slots_text(const std::string & user, uint64_t n_changes) {
-    if (!user.empty()) {
-        return event("slots", describe(user));
-    }
+live_view::slots_event live_view::slots_now(const std::string & user) const {
+    const uint64_t n_changes = slots.changes(); // What changes meanwhile is told again with the next one.
+    return { event("slots", describe(user)), n_changes };
+}
+
+// Whoever of a user's listeners comes first makes it.
+std::shared_ptr<const live_view::slots_event> live_view::slots_at(watch_clock::time_point beat, const std::string & user) {
     kvtier::mutex_lock guard(mu);
-    const auto now = watch_clock::now();
-    if (made_of != n_changes || now - made_at > look_every) {
-        made_text = event("slots", describe(user));
-        made_of   = n_changes;
-        made_at   = now;
+    if (made_at < beat) {
+        made_at = beat;
+        made.clear();
     }
-    return made_text;
+    std::shared_ptr<const slots_event> & of_user = made[user];
+    if (!of_user) {
+        of_user = std::make_shared<const slots_event>(slots_now(user));
+    }
+    return of_user;
 }
 
 std::shared_ptr<live_view::stream> live_view::listen(const std::shared_ptr<live_view> & of, const std::string & user) {
@@ -97,19 +107,25 @@ live_view::stream::stream(std::shared_ptr<live_view> of, std::shared_ptr<event_h
     of(std::move(of)), from(std::move(from)), user(std::move(user)) {}
 
 std::string live_view::stream::next() {
-    std::string out;
-    const bool  is_first = n_seen == UINT64_MAX;
-    if (is_first) {
-        out = event("hello", { { "started_ms", of->started_ms } });
+    auto now = watch_clock::now();
+    if (last_sent == watch_clock::time_point::min()) {
+        last_sent = now;
+        const slots_event first = of->slots_now(user);
+        n_seen = first.n_changes;
+        return event("hello", { { "started_ms", of->started_ms } }) + first.text;
     }
-    const event_hub::heard heard = from->wait(is_first ? std::chrono::milliseconds(0) : look_every);
+    const auto beat = next_beat(now);
+    std::this_thread::sleep_until(beat);
+    now = watch_clock::now();
+    std::string out;
+    const event_hub::heard heard = from->take();
     if (heard.n_lost > 0) {
         out += event("lost", { { "events", heard.n_lost } });
     }
-    const auto now = watch_clock::now();
-    if (const uint64_t n = of->slots.changes(); n != n_seen || now - last_sent > quiet_after) {
-        n_seen = n;
-        out += of->slots_text(user, n);
+    if (n_seen != of->slots.changes() || now - last_sent > quiet_after) {
+        const auto seen = of->slots_at(beat, user);
+        n_seen = seen->n_changes;
+        out += seen->text;
     }
     for (const auto & one : heard.events) {
         out += *one;

@@ -13,6 +13,7 @@
 #include "json.h"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -34,8 +35,11 @@ public:
     // The same in numbers, of everybody.
     common_json load() const;
 
-    // A stream of server-sent events for a user. Each call gives what has come since the last one, and waits a moment for it.
-    // Empty: nothing came.
+    // A stream of server-sent events for a user. The first call answers at once, each later one sleeps until the next beat and
+    // gives what has come since the last one. Empty: nothing came.
+    //
+    // A beat is the same moment for all listeners. However fast the model is, each is woken four times a second, none of them by
+    // the inference thread, and those of one user are sent the same text.
     class stream {
     public:
         stream(std::shared_ptr<live_view> of, std::shared_ptr<event_hub::listener> from, std::string user);
@@ -46,21 +50,27 @@ public:
         const std::shared_ptr<live_view>           of;
         const std::shared_ptr<event_hub::listener> from;
         const std::string                          user;
-        uint64_t                                   n_seen = UINT64_MAX; // of slots.changes
-        watch_clock::time_point                    last_sent;
+        uint64_t                                   n_seen    = 0; // of slots.changes
+        watch_clock::time_point                    last_sent = watch_clock::time_point::min(); // never
     };
 
     // Null: too many listen.
     static std::shared_ptr<stream> listen(const std::shared_ptr<live_view> & of, const std::string & user);
 
 private:
-    std::string slots_text(const std::string & user, uint64_t n_changes);
+    // What the slots did, as an event.
+    struct slots_event {
+        std::string text;
+        uint64_t    n_changes = 0; // of the slots, that it tells of
+    };
+
+    slots_event                        slots_now(const std::string & user) const;
+    std::shared_ptr<const slots_event> slots_at(watch_clock::time_point beat, const std::string & user);
 
     const int64_t           started_ms = kvtier::posix_env().now_ms();
     kvtier::mutex           mu;
-    std::string             made_text GUARDED_BY(mu); // of the slots, for those who name no user
-    uint64_t                made_of GUARDED_BY(mu) = UINT64_MAX; // changes
-    watch_clock::time_point made_at GUARDED_BY(mu);
+    watch_clock::time_point made_at GUARDED_BY(mu); // the beat of what follows
+    std::map<std::string, std::shared_ptr<const slots_event>> made GUARDED_BY(mu); // by user
 };
 
 // today, days and ever, of totals.

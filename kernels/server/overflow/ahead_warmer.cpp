@@ -83,6 +83,10 @@ void ahead_warmer::forget(const kvtier::conversation_id & id) {
     forget_where([&](const job & j) { return kvtier::user_key(j.user) == id.first && j.is_of(j.user, id.second); });
 }
 
+void ahead_warmer::forget_all() {
+    forget_where([](const job &) { return true; });
+}
+
 void ahead_warmer::forget_where(const std::function<bool(const job &)> & concerns) {
     kvtier::mutex_lock guard(shared->mu);
     std::deque<job> & jobs = shared->jobs;

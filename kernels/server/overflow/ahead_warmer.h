@@ -67,6 +67,7 @@ public:
     // with its step. hash: 0 for all.
     void forget(const std::string & user, uint64_t hash);
     void forget(const kvtier::conversation_id & id);
+    void forget_all();
 
     // A request is under way for as long as the result lives.
     std::shared_ptr<void> enter();

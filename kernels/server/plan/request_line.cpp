@@ -99,6 +99,7 @@ void request_line::began(int id_slot, double restore_ms) {
             return;
         }
         known->second.begun      = true;
+        known->second.began      = clock::now();
         known->second.restore_ms = restore_ms;
         prompt = known->second.prompt;
     }
@@ -134,7 +135,8 @@ request_times request_line::times_of(int id_slot) const {
         const request & r = known->second;
         out.planned_ms = r.said.known ? r.said.first_token_ms() : -1;
         out.first_ms   = r.first_ms;
-        out.queue_ms   = ms_between(r.arrived, r.placed);
+        // Files are read while the request waits for its slot: that is restoring, and counts once.
+        out.queue_ms   = r.begun ? std::max(0.0, ms_between(r.arrived, r.began) - r.restore_ms) : ms_between(r.arrived, r.placed);
     }
     return out;
 }

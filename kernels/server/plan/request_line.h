@@ -24,7 +24,7 @@ namespace llama_run {
 struct request_times {
     double planned_ms = -1; // to its first token, as it was predicted
     double first_ms   = -1; // to its first token
-    double queue_ms   = -1; // to its slot
+    double queue_ms   = -1; // until its prompt was evaluated or read from the cache: without the time that restoring took
 };
 
 class request_line {
@@ -92,6 +92,7 @@ private:
         forecast          said;
         clock::time_point arrived;
         clock::time_point placed;
+        clock::time_point began; // What was found for it is in the slot, and its prompt is evaluated.
         double            restore_ms = 0;
         bool              begun     = false;
         bool              alone     = true;

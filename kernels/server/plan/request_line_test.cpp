@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <thread>
 
 using llama_run::forecast;
 using llama_run::forecaster;
@@ -70,6 +71,19 @@ TEST(what_was_said_of_a_request_stands_beside_what_happened) {
     CHECK(then.first_ms >= then.queue_ms);
     of.line.released(0);
     CHECK(of.line.times_of(0).planned_ms < 0);
+}
+
+TEST(the_times_of_a_request_whose_files_were_read_while_it_waited_add_up) {
+    served_line  of(1);
+    const auto   one        = of.enter(0);
+    const double restore_ms = 15;
+    of.line.arrived(*one, 1, {}, {});
+    std::this_thread::sleep_for(std::chrono::milliseconds(20)); // It waits, and its files are read.
+    of.line.placed(1, 0);
+    of.line.began(0, restore_ms);
+    of.line.first_token(0, 0);
+    const request_times took = of.line.times_of(0);
+    CHECK(took.queue_ms >= 0 && took.queue_ms + restore_ms <= took.first_ms);
 }
 
 int main() {

@@ -102,7 +102,7 @@ def test_ls_shows_what_is_stored(cache: Path, capsys: pytest.CaptureFixture[str]
     longer = [*shared, *prompt(2, 30)]
     fill(cache, prompt(5), shared, longer)
     fill(cache, prompt(3), user="alice")
-    models = run_json(capsys, "cache", "ls", "--cache-ssd", cache)["models"]
+    models = run_json(capsys, "cache", "ls", "--all-users", "--cache-ssd", cache)["models"]
     assert [model["fingerprint"] for model in models] == [MODEL.hex()]
     found = {(c["hash"], c["user"]): c for c in models[0]["conversations"]}
     alice = _kernels.user_key("alice").hex()
@@ -114,9 +114,12 @@ def test_ls_shows_what_is_stored(cache: Path, capsys: pytest.CaptureFixture[str]
     newest = found[conversation(shared), None]
     assert (newest["turns"], newest["tokens"], newest["tier"], newest["backend"]) == (2, 1130, "cold", "cpu")
     assert newest["bytes_shared"] == 0 and newest["bytes_own"] % BLOCK == 0
-    out = run(capsys, "cache", "ls", "--cache-ssd", cache)[1]
+    out = run(capsys, "cache", "ls", "--all-users", "--cache-ssd", cache)[1]
     assert f"model {MODEL.hex()}" in out
     assert " 1,130 " in out and all(c["hash"] in out for c in found.values()) and alice[:8] in out and " s ago" in out
+    _, out, err = run(capsys, "cache", "ls", "--cache-ssd", cache)
+    assert conversation(shared) in out and conversation(prompt(3)) not in out
+    assert err == "1 conversation of users with an id: --all-users lists them\n"
 
 
 def test_shared_bytes_do_not_count_as_own(cache: Path) -> None:
@@ -152,7 +155,7 @@ def test_json_agrees_with_the_bytes_on_disk(saves: list[tuple[int, int, str]]) -
         assert model["conversations"] == len({path.parent for path in checkpoints})
         assert model["page_files"] == len(list(cache.rglob("*.seg")))
         assert model["users"] == len({user for _, _, user in saves} - {""})
-        listed = plain_json("ls", cache)["models"][0]["conversations"]
+        listed = plain_json("ls --all-users", cache)["models"][0]["conversations"]
         assert {(c["hash"], c["user"]) for c in listed} == {
             (path.parent.name, path.parts[-3] if path.parts[-4] == "u" else None) for path in checkpoints
         }
@@ -171,6 +174,6 @@ def plain_json(command: str, cache: Path) -> Any:
 
     from pyrun.cli.main import cli
 
-    result = CliRunner().invoke(cli, ["cache", command, "--cache-ssd", str(cache), "--json"])
+    result = CliRunner().invoke(cli, ["cache", *command.split(), "--cache-ssd", str(cache), "--json"])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
