@@ -35,7 +35,8 @@ static status read_heads(shared_folder & folder, const std::vector<shared_file> 
             return s; // That is this process's trouble, and no file's.
         }
         if (s.is_io_error()) {
-            look.problem = look.n_unreadable++ == 0 ? s.message() : look.problem;
+            look.problem = look.n_unreadable() == 0 ? s.message() : look.problem;
+            look.n_unreadable_files++;
             continue;
         }
         if (s.is_corrupt()) {
@@ -58,8 +59,8 @@ status look_into(shared_folder & folder, shared_index & index, bool was_used, co
     if (status s = folder.list(listing); !s.is_ok()) {
         return s;
     }
-    out.n_unreadable = listing.n_unreadable;
-    out.problem      = listing.problem;
+    out.unreadable_folders = listing.unreadable;
+    out.problem            = listing.problem;
     const status read = read_heads(folder, index.unknown(listing), abandoned, news, out);
     out.unfinished = listing.unfinished;
     index.update(listing, std::move(news));

@@ -16,9 +16,14 @@ struct folder_look {
     std::string              lease;      // what it says; empty: there is none
     uint64_t                 free_bytes = 0;
     uint64_t                 n_damaged  = 0;
-    uint64_t                 n_unreadable = 0; // files and folders that were passed over
-    std::string              problem;          // with the first of them
     bool                     is_marked  = false;
+
+    // What was passed over, and why the first of it was.
+    std::vector<std::string> unreadable_folders;
+    uint64_t                 n_unreadable_files = 0;
+    std::string              problem;
+
+    uint64_t n_unreadable() const { return unreadable_folders.size() + n_unreadable_files; }
 };
 
 // Damaged files go at once, so that sound ones can take their place; one that cannot be read is tried again by the next

@@ -2,6 +2,7 @@
 #include "kvtier/shared/shared_tier.h"
 
 #include "kvtier/file_names.h"
+#include "kvtier/read_task.h"
 #include "kvtier/shared/folder_look.h"
 #include "kvtier/store_rooms.h"
 
@@ -251,7 +252,7 @@ shared_removal shared_tier::begin_removal(const key & name_space, const std::vec
 
 bool shared_tier::finish_removal(const shared_removal & removal, clock::duration at_most, uint64_t & n_files) {
     n_removals++;
-    const bool done = is_usable() && remove_files(removal, clock::now() + at_most, n_files).is_ok();
+    const bool done = is_usable() && remove_files({ removal }, clock::now() + at_most, n_files).is_ok();
     if (!done) {
         notes.is_due(removal.id);
         mutex_lock guard(mu);
@@ -260,48 +261,56 @@ bool shared_tier::finish_removal(const shared_removal & removal, clock::duration
     return done;
 }
 
-// The folder may have more of it than was known here.
-status shared_tier::remove_files(shared_removal removal, clock::time_point until, uint64_t & n_files) {
-    for (const key & k : removal.everything ? std::set<key>() : stored_keys(removal.name_space)) {
-        removal.runs.erase(k); // Somebody needs it still.
+// The folder may have more of them than was known here. What could not be read there may be of them, too.
+status shared_tier::remove_files(std::vector<shared_removal> removals, clock::time_point until, uint64_t & n_files) {
+    bool is_any = false;
+    for (shared_removal & removal : removals) {
+        for (const key & k : removal.everything ? std::set<key>() : stored_keys(removal.name_space)) {
+            removal.runs.erase(k); // Somebody needs it still.
+        }
+        is_any = is_any || removal.everything || !removal.runs.empty();
     }
-    const uint64_t id = removal.id;
-    if (removal.runs.empty() && !removal.everything) {
-        notes.is_done(id);
-        return status::ok();
-    }
-    const auto what    = std::make_shared<const shared_removal>(std::move(removal));
-    const auto n_gone  = std::make_shared<std::atomic<uint64_t>>(0);
-    const auto job = start([what, n_gone, was_used = notes.has_used(options.dir)](core & its, const std::atomic<bool> & abandoned) {
+    const auto what   = std::make_shared<const std::vector<shared_removal>>(std::move(removals));
+    const auto n_gone = std::make_shared<std::atomic<uint64_t>>(0);
+    const auto work   = [what, n_gone, model = hex(rooms.options.fingerprint), was_used = notes.has_used(options.dir)](
+                          core & its, const std::atomic<bool> & abandoned) {
         folder_look now;
         if (status s = look_into(its.folder, its.index, was_used, abandoned, now); !s.is_ok()) {
             return s;
         }
-        const std::vector<shared_name> names = what->everything ? its.index.files_of_name_space(what->name_space)
-                                                                : its.index.files_of(what->runs);
-        for (const shared_name & name : names) {
-            if (status s = abandoned ? status::miss("given up") : its.folder.remove(name); !s.is_ok()) {
-                return s;
+        std::vector<shared_name> gone;
+        status                   result = status::ok();
+        for (const shared_removal & removal : *what) {
+            for (const shared_name & name : removal.everything ? its.index.files_of_name_space(removal.name_space)
+                                                               : its.index.files_of(removal.runs)) {
+                if (const status s = abandoned ? given_up() : its.folder.remove(name); s.is_ok()) {
+                    gone.push_back(name);
+                    ++*n_gone;
+                } else {
+                    result = s; // The others go all the same.
+                }
             }
-            ++*n_gone;
+            const bool may_hide = (!removal.everything && now.n_unreadable_files > 0) ||
+                std::any_of(now.unreadable_folders.begin(), now.unreadable_folders.end(),
+                            [&](const std::string & path) { return path.find(model) != std::string::npos; });
+            result = result.is_ok() && may_hide ? status::io_error(now.problem) : result;
         }
-        its.index.forget(names);
-        return status::ok();
-    }, true);
-    const status s = wait_for(job, until);
+        its.index.forget(gone);
+        return result;
+    };
+    const status s = is_any ? wait_for(start(work, true), until) : status::ok();
     n_files += *n_gone;
-    if (s.is_ok()) {
-        notes.is_done(id);
+    for (size_t i = 0; i < what->size() && s.is_ok(); i++) {
+        notes.is_done((*what)[i].id);
     }
     return s;
 }
 
 void shared_tier::remove_pending() {
-    for (shared_removal & removal : notes.due()) {
+    std::vector<shared_removal> left = notes.due();
+    if (!left.empty()) {
         uint64_t n_files = 0;
-        if (!is_usable() || !remove_files(std::move(removal), clock::time_point::max(), n_files).is_ok()) {
-            return; // The next look tries again.
-        }
+        (void) remove_files(std::move(left), clock::time_point::max(), n_files).is_ok(); // Else the next look tries again.
     }
 }
 

@@ -28,9 +28,6 @@ static constexpr uint64_t call_bytes = uint64_t(1) << 20;
 // So much is synced at once, for the same reason.
 static constexpr uint64_t sync_bytes = uint64_t(4) << 20;
 
-// Beyond so much of the limit, what the caller knows of the folder is not good enough.
-static constexpr double counted_anew = 0.9;
-
 static constexpr uint64_t max_text = 4096;
 
 uint64_t shared_copy::bytes() const {
@@ -121,7 +118,8 @@ static bool is_backend(const std::string & name) {
 static std::vector<dir_entry> entries_of(env & e, const std::string & path, shared_listing & out) {
     std::vector<dir_entry> entries;
     if (const status s = e.list_dir(path, entries); !s.is_ok() && !s.is_miss()) {
-        out.problem = out.n_unreadable++ == 0 ? s.message() : out.problem;
+        out.problem = out.unreadable.empty() ? s.message() : out.problem;
+        out.unreadable.push_back(path);
     }
     return entries;
 }
@@ -172,7 +170,8 @@ status shared_folder::list(shared_listing & out) {
             });
         });
     });
-    return status::ok();
+    const bool is_all_hidden = !out.unreadable.empty() && out.unreadable.front() == root;
+    return is_all_hidden ? status::io_error(out.problem) : status::ok();
 }
 
 static status misplaced(const std::string & path) {
@@ -247,24 +246,14 @@ status shared_folder::open_counted(uint64_t size, std::unique_ptr<writable_file>
     return e.create_file(path, file);
 }
 
-status shared_folder::fits(uint64_t n_known, uint64_t limit, const std::string & what) {
-    std::vector<dir_entry> entries;
-    if (status s = e.list_dir(names::join(root, incoming), entries); !s.is_ok()) {
+// It is counted anew for every file: others may have written any amount since the last look.
+status shared_folder::fits(uint64_t limit, const std::string & what) {
+    shared_listing now;
+    if (status s = list(now); !s.is_ok()) {
         return s;
     }
-    uint64_t total = n_known;
-    for (const dir_entry & entry : entries) {
-        uint64_t size = 0;
-        total += parse_incoming(entry.name, size) ? disk_size(size) : 0;
-    }
-    if (static_cast<double>(total) > counted_anew * static_cast<double>(limit)) {
-        shared_listing now;
-        if (status s = list(now); !s.is_ok()) {
-            return s;
-        }
-        total = now.bytes;
-    }
-    return total <= limit ? status::ok() : status::over_budget(what + ": the shared folder has its " + std::to_string(limit) + " bytes");
+    return now.bytes <= limit ? status::ok()
+                              : status::over_budget(what + ": the shared folder has its " + std::to_string(limit) + " bytes");
 }
 
 status shared_folder::make_folders(const shared_place & place) {
@@ -308,8 +297,7 @@ status shared_folder::write_all(writable_file & file, const shared_copy & copy, 
     return file.close();
 }
 
-status shared_folder::write(const shared_copy & copy, uint64_t n_known, uint64_t limit, const std::atomic<bool> & abandoned,
-                            bool & was_there) {
+status shared_folder::write(const shared_copy & copy, uint64_t limit, const std::atomic<bool> & abandoned, bool & was_there) {
     const std::string path = path_of(copy.name);
     {
         std::unique_ptr<readable_file> there;
@@ -322,7 +310,7 @@ status shared_folder::write(const shared_copy & copy, uint64_t n_known, uint64_t
     if (status s = open_counted(copy.bytes(), file, unfinished); !s.is_ok()) {
         return s;
     }
-    status s = fits(n_known, limit, path);
+    status s = fits(limit, path);
     s = s.is_ok() ? make_folders(copy.name.place) : s;
     s = s.is_ok() ? write_all(*file, copy, abandoned) : s;
     file.reset();

@@ -53,7 +53,7 @@ struct shared_listing {
     std::vector<std::string> unfinished;      // names in incoming/
     uint64_t                 bytes_claimed = 0; // that they will have
     uint64_t                 bytes         = 0; // of all of it, with those
-    uint64_t                 n_unreadable  = 0; // folders that were passed over
+    std::vector<std::string> unreadable;        // folders that were passed over
     std::string              problem;           // with the first of them
 };
 
@@ -94,9 +94,8 @@ public:
     // Fills the buffers and checks them.
     status read(const shared_name & name, uint64_t file_size, const std::vector<shared_read> & parts, const std::atomic<bool> & abandoned);
 
-    // Nothing happens if it is there. over_budget when the folder would have more than `limit` bytes; n_known: how many it has, as far
-    // as the caller knows. was_there: another server wrote it.
-    status write(const shared_copy & copy, uint64_t n_known, uint64_t limit, const std::atomic<bool> & abandoned, bool & was_there);
+    // Nothing happens if it is there. over_budget when the folder would have more than `limit` bytes. was_there: another server wrote it.
+    status write(const shared_copy & copy, uint64_t limit, const std::atomic<bool> & abandoned, bool & was_there);
 
     status touch(const shared_name & name);  // it counts as used now
     status remove(const shared_name & name); // ok when it is gone already
@@ -111,7 +110,7 @@ public:
 private:
     status      open_counted(uint64_t size, std::unique_ptr<writable_file> & file, std::string & path);
     status      write_all(writable_file & file, const shared_copy & copy, const std::atomic<bool> & abandoned);
-    status      fits(uint64_t n_known, uint64_t limit, const std::string & what);
+    status      fits(uint64_t limit, const std::string & what);
     status      make_folders(const shared_place & place);
     std::string path_of(const shared_name & name) const;
 

@@ -178,11 +178,10 @@ status shared_tier::publish_copy(shared_copy copy, uint64_t removals_before) {
     if (writes != nullptr && writes->is_limited() && writes->totals().today + copy.bytes() > writes->totals().budget) {
         return status::no_space(options.dir + ": the day's write budget is used up");
     }
-    const auto     kept    = std::make_shared<const shared_copy>(std::move(copy));
-    const auto     was_there = std::make_shared<bool>(false);
-    const uint64_t n_known   = own->index.count().bytes;
-    const status   written   = write([kept, was_there, n_known, most = limit](core & its, const std::atomic<bool> & abandoned) {
-        return its.folder.write(*kept, n_known, most, abandoned, *was_there);
+    const auto   kept      = std::make_shared<const shared_copy>(std::move(copy));
+    const auto   was_there = std::make_shared<bool>(false);
+    const status written   = write([kept, was_there, most = limit](core & its, const std::atomic<bool> & abandoned) {
+        return its.folder.write(*kept, most, abandoned, *was_there);
     });
     if (!written.is_ok() || *was_there) {
         return written; // Another server's file has other bytes, perhaps: the next look learns what it promises.

@@ -14,9 +14,6 @@ namespace kvtier {
 // Enough to keep a network filled.
 static constexpr size_t n_folder_threads = 4;
 
-// So long a prompt waits for the folder to be looked at.
-static constexpr auto longest_look = std::chrono::milliseconds(200);
-
 // A look at the folder takes at most this share of the time.
 static constexpr int busy_share = 20;
 
@@ -168,13 +165,13 @@ void shared_tier::tell_change() {
 }
 
 void shared_tier::tell_unreadable(const folder_look & found) {
-    const std::string what = found.n_unreadable == 0 ? "" : std::to_string(found.n_unreadable) +
+    const std::string what = found.n_unreadable() == 0 ? "" : std::to_string(found.n_unreadable()) +
                              " files or folders cannot be read, and are passed over: " + found.problem;
     bool begins = false;
     {
         mutex_lock guard(mu);
-        begins             = found.n_unreadable > 0 && counted.unreadable == 0;
-        counted.unreadable = found.n_unreadable;
+        begins             = found.n_unreadable() > 0 && counted.unreadable == 0;
+        counted.unreadable = found.n_unreadable();
         why_unreadable     = what;
     }
     if (begins && options.on_unreadable) {
@@ -323,7 +320,7 @@ void shared_tier::remove_old_unfinished() {
         }
     }
     if (!names->empty()) {
-        (void) call([names](core & its, const std::atomic<bool> &) {
+        (void) write([names](core & its, const std::atomic<bool> &) {
             status result = status::ok();
             for (const std::string & name : *names) {
                 result = its.folder.remove_unfinished(name);
@@ -336,13 +333,14 @@ void shared_tier::remove_old_unfinished() {
 // Beyond `high` of the limit, down to `low` of it.
 void shared_tier::evict(double high, double low) {
     const auto share = [&](double of) { return static_cast<uint64_t>(of * static_cast<double>(limit)); };
-    if (own->index.count().bytes <= share(high)) {
+    const uint64_t n_bytes = own->index.count().bytes;
+    if (n_bytes <= share(high)) {
         return;
     }
-    const auto files   = std::make_shared<const std::vector<shared_file>>(own->index.victims());
-    const auto n_gone  = std::make_shared<std::atomic<uint64_t>>(0);
-    const auto too_many = own->index.count().bytes - share(low);
-    const status s = write([files, n_gone, too_many](core & its, const std::atomic<bool> & abandoned) {
+    const auto     files    = std::make_shared<const std::vector<shared_file>>(own->index.victims());
+    const auto     n_gone   = std::make_shared<std::atomic<uint64_t>>(0);
+    const uint64_t too_many = n_bytes - share(low);
+    const status   s        = write([files, n_gone, too_many](core & its, const std::atomic<bool> & abandoned) {
         std::vector<shared_name> gone;
         status                   result = status::ok();
         uint64_t                 freed  = 0;
@@ -382,7 +380,7 @@ shared_match shared_tier::find(const lookup_request & request, const match & loc
         if (!is_off && (!is_seen || asked - refreshed_at >= options.refresh)) {
             wanted = true;
             changed.notify_all();
-            while (wanted && !is_off && !is_busy && changed.wait_until(guard, asked + longest_look)) {
+            while (wanted && !is_off && !is_busy && changed.wait_until(guard, asked + options.longest_look)) {
             } // What it publishes, evicts or removes is not waited for.
         }
         if (!is_seen || is_off) {

@@ -49,6 +49,7 @@ struct shared_options {
     ms          off_for{ 30000 };     // after trouble
     ms          refresh{ 2000 };      // between two looks at the folder while somebody asks
     ms          idle_refresh{ 30000 };
+    ms          longest_look{ 200 };  // so long a prompt waits for the folder to be looked at
     ms          term{ 60000 };        // of the lease
     ms          unfinished{ 600000 }; // a file that is not complete by then is nobody's
     ms          touch{ 60000 };       // a use is told to the folder that often
@@ -186,7 +187,7 @@ private:
 
     bool           is_being_removed(const key & name_space, const shared_match & what) const;
     shared_removal note_removal(shared_removal removal);
-    status         remove_files(shared_removal removal, clock::time_point until, uint64_t & n_files);
+    status         remove_files(std::vector<shared_removal> removals, clock::time_point until, uint64_t & n_files);
 
     store &               target;
     store_rooms &         rooms;
