@@ -221,19 +221,24 @@ bool is_being_read(const conversation & c) {
     });
 }
 
-std::set<key> own_runs(const conversation & c) {
-    std::set<const run *> of_others;
-    std::set<key>         out;
-    const std::vector<segment *> mine = segments_of(c);
-    for (const segment * s : mine) {
+std::set<key> own_runs(const std::set<const conversation *> & gone) {
+    std::set<const segment *> theirs;
+    std::set<const run *>     of_others;
+    std::set<key>             out;
+    for (const conversation * c : gone) {
+        for (const segment * s : segments_of(*c)) {
+            theirs.insert(s);
+        }
+    }
+    for (const segment * s : theirs) {
         for (const auto & [user, n] : s->users) {
-            for (auto it = user->checkpoints.begin(); user != &c && it != user->checkpoints.end(); ++it) {
+            for (auto it = user->checkpoints.begin(); gone.count(user) == 0 && it != user->checkpoints.end(); ++it) {
                 for (const run * r = it->second->end; r != nullptr && of_others.insert(r).second; r = r->parent) {
                 }
             }
         }
     }
-    for (const segment * s : mine) {
+    for (const segment * s : theirs) {
         for (const run & r : s->runs) {
             if (r.attached && of_others.count(&r) == 0) {
                 out.insert(r.k);

@@ -139,7 +139,7 @@ private:
 // Whether somebody reads what would go with the conversation.
 bool is_being_read(const conversation & c);
 
-// The runs that may go with it: those of its segments that no other conversation's checkpoint needs.
-std::set<key> own_runs(const conversation & c);
+// The runs that may go with these: those of their segments that no other conversation's checkpoint needs.
+std::set<key> own_runs(const std::set<const conversation *> & gone);
 
 } // namespace kvtier

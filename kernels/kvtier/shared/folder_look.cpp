@@ -50,7 +50,8 @@ static status read_heads(shared_folder & folder, const std::vector<shared_file> 
     return status::ok();
 }
 
-status look_into(shared_folder & folder, shared_index & index, bool was_used, const std::atomic<bool> & abandoned, folder_look & out) {
+status look_into(shared_folder & folder, shared_index & index, bool was_used, const std::atomic<bool> & abandoned,
+                 folder_look & out) {
     shared_listing                  listing;
     std::vector<shared_index::news> news;
     if (status s = folder.prepare(was_used, out.is_marked); !s.is_ok()) {

@@ -28,6 +28,7 @@ struct folder_look {
 
 // Damaged files go at once, so that sound ones can take their place; one that cannot be read is tried again by the next
 // look. was_used: it must have its mark. It may hang for as long as the folder does.
-status look_into(shared_folder & folder, shared_index & index, bool was_used, const std::atomic<bool> & abandoned, folder_look & out);
+status look_into(shared_folder & folder, shared_index & index, bool was_used, const std::atomic<bool> & abandoned,
+                 folder_look & out);
 
 } // namespace kvtier

@@ -232,12 +232,13 @@ shared_removal shared_tier::begin_removal(const key & name_space, const std::vec
     shared_removal out;
     out.name_space = name_space;
     out.runs       = rooms.known.read([&](const object_graph & all) {
-        std::set<key> runs;
+        std::set<const conversation *> gone;
         for (const uint64_t hash : conversations) {
             if (const conversation * c = all.find({ name_space, hash })) {
-                runs.merge(own_runs(*c));
+                gone.insert(c);
             }
         }
+        std::set<key> runs = own_runs(gone);
         for (const auto & [id, s] : all.segments) {
             if (s->name_space == name_space && s->users.empty() && expire_ms != 0 && now_ms - s->last_used_ms >= expire_ms) {
                 for (const run & r : s->runs) {

@@ -81,8 +81,8 @@ public:
     // The env must outlive it.
     shared_folder(env & e, std::string root) : e(e), root(std::move(root)) {}
 
-    // The root must be there: a folder that is made where a disk is not mounted fills the wrong one. One that was used before must have its
-    // mark, for the same reason; another gets it. is_marked: it has it.
+    // The root must be there: a folder that is made where a disk is not mounted fills the wrong one. One that was used before
+    // must have its mark, for the same reason; another gets it. is_marked: it has it.
     status prepare(bool was_used, bool & is_marked);
 
     status list(shared_listing & out);
@@ -94,7 +94,8 @@ public:
     // Fills the buffers and checks them.
     status read(const shared_name & name, uint64_t file_size, const std::vector<shared_read> & parts, const std::atomic<bool> & abandoned);
 
-    // Nothing happens if it is there. over_budget when the folder would have more than `limit` bytes. was_there: another server wrote it.
+    // Nothing happens if it is there. over_budget when the folder would have more than `limit` bytes. was_there: another
+    // server wrote it.
     status write(const shared_copy & copy, uint64_t limit, const std::atomic<bool> & abandoned, bool & was_there);
 
     status touch(const shared_name & name);  // it counts as used now

@@ -1,9 +1,9 @@
 // What a server remembers of the shared folder over a restart, in a small file of its own cache: what is to be removed there, and
-// which folder it has used. Without it, a removal that the folder refused would be forgotten, and an empty mount point would look like a
-// new folder.
+// which folder it has used. Without it, a removal that the folder refused would be forgotten, and an empty mount point would look
+// like a new folder.
 //
-// It is text, a line each: `llama-run shared folder notes 1`; `folder`, a space, its path; `remove`, the name space, then `all` or keys.
-// A line that cannot be read is passed over. Where it cannot be written, what it says holds until the process ends.
+// It is text, a line each: `llama-run shared folder notes 1`; `folder`, a space, its path; `remove`, the name space, then `all`
+// or keys. A line that cannot be read is passed over. Where it cannot be written, what it says holds until the process ends.
 //
 // Thread safety: all functions may be called at any time. The file is on the server's own disk, and is written under the lock.
 #pragma once

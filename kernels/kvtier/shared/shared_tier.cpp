@@ -190,7 +190,8 @@ shared_stats shared_tier::stats() const {
     mutex_lock                 guard(mu);
     shared_stats               out = counted;
     out.is_on    = is_seen && !is_off && !hangs();
-    out.why      = is_off ? why_off : !is_seen ? "the folder has not been looked at yet" : why_unpublished.empty() ? why_unreadable : why_unpublished;
+    out.why      = is_off ? why_off : !is_seen ? "the folder has not been looked at yet"
+                 : why_unpublished.empty() ? why_unreadable : why_unpublished;
     out.n_files  = there.n_files;
     out.bytes    = there.bytes;
     out.n_usable = there.n_known;
@@ -235,7 +236,8 @@ void shared_tier::wait_for_work(uint64_t n_saved) {
 }
 
 shared_tier::clock::duration shared_tier::look_interval() const {
-    return std::clamp<clock::duration>(busy_share * refresh_took, options.refresh, std::max(options.refresh, options.idle_refresh));
+    return std::clamp<clock::duration>(busy_share * refresh_took, options.refresh,
+                                       std::max(options.refresh, options.idle_refresh));
 }
 
 // A request asks for a look while something else is done.

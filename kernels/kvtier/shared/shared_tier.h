@@ -104,8 +104,9 @@ public:
     // Nothing is published from now on, until it is allowed again.
     void hold(bool on);
 
-    // The first before the local store forgets it, the second afterwards: of a user everything, or conversations. From the first on nothing of
-    // it is fetched. False: some is still there, and is removed as soon as that can be, after a restart even.
+    // The first before the local store forgets it, the second afterwards: of a user everything, or conversations. From the
+    // first on nothing of it is fetched. False: some is still there, or may be, and is removed as soon as that can be, after a
+    // restart even.
     shared_removal begin_removal(const key & name_space);
     shared_removal begin_removal(const key & name_space, const std::vector<uint64_t> & conversations);
     bool           finish_removal(const shared_removal & removal, clock::duration at_most, uint64_t & n_files);
