@@ -756,6 +756,7 @@ TEST(what_was_just_published_is_not_the_oldest_because_of_a_slow_clock) {
     network_disk   network;
     shared_options o = quick();
     o.limit = 20 * disk_block;
+    o.touch = 60s; // A round that touches all of them would make all of them equally new.
     server a(network, {}, o);
     a.disk.set_now_ms(network.now_ms() - 3600 * 1000);
     for (uint64_t i = 0; i < 60; i++) { // Its clock is an hour behind the folder's, whose own goes on.
