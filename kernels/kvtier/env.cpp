@@ -3,7 +3,18 @@
 
 #include "kvtier/file_names.h"
 
+#include <utility>
+
 namespace kvtier {
+
+status env::scan_dir(const std::string & path, const entry_visitor & found) {
+    std::vector<dir_entry> entries;
+    const status           s = list_dir(path, entries);
+    for (dir_entry & entry : entries) {
+        found(std::move(entry));
+    }
+    return s;
+}
 
 namespace {
 

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -87,6 +88,10 @@ public:
     // Folders are made 0700. It is ok when one is there already.
     virtual status make_dir(const std::string & path) = 0;
     virtual status list_dir(const std::string & path, std::vector<dir_entry> & out) = 0;
+
+    // The same, one by one: who waits for a large folder sees that it goes on.
+    using entry_visitor = std::function<void(dir_entry && entry)>;
+    virtual status scan_dir(const std::string & path, const entry_visitor & found);
 
     // Gives the disk space of the folder itself, without what is in it: at least a block. Few file systems give any of it
     // back when names go. It is a miss when there is none.

@@ -221,6 +221,33 @@ bool is_being_read(const conversation & c) {
     });
 }
 
+std::set<key> own_runs(const std::set<const conversation *> & gone) {
+    std::set<const segment *> theirs;
+    std::set<const run *>     of_others;
+    std::set<key>             out;
+    for (const conversation * c : gone) {
+        for (const segment * s : segments_of(*c)) {
+            theirs.insert(s);
+        }
+    }
+    for (const segment * s : theirs) {
+        for (const auto & [user, n] : s->users) {
+            for (auto it = user->checkpoints.begin(); gone.count(user) == 0 && it != user->checkpoints.end(); ++it) {
+                for (const run * r = it->second->end; r != nullptr && of_others.insert(r).second; r = r->parent) {
+                }
+            }
+        }
+    }
+    for (const segment * s : theirs) {
+        for (const run & r : s->runs) {
+            if (r.attached && of_others.count(&r) == 0) {
+                out.insert(r.k);
+            }
+        }
+    }
+    return out;
+}
+
 size_t object_graph::n_needed(const segment & s) const {
     size_t     n    = 0;
     const auto need = [&](const run & r) { n = std::max(n, static_cast<size_t>(&r - s.runs.data()) + 1); };

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -137,5 +138,8 @@ private:
 
 // Whether somebody reads what would go with the conversation.
 bool is_being_read(const conversation & c);
+
+// The runs that may go with these: those of their segments that no other conversation's checkpoint needs.
+std::set<key> own_runs(const std::set<const conversation *> & gone);
 
 } // namespace kvtier

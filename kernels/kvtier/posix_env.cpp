@@ -317,6 +317,10 @@ public:
 
     status list_dir(const std::string & path, std::vector<dir_entry> & out) override {
         out.clear();
+        return scan_dir(path, [&](dir_entry && entry) { out.push_back(std::move(entry)); });
+    }
+
+    status scan_dir(const std::string & path, const entry_visitor & visit) override {
         DIR * dir = ::opendir(path.c_str());
         if (dir == nullptr) {
             return from_errno(path, "open folder", errno);
@@ -344,7 +348,7 @@ public:
                               : S_ISDIR(info.st_mode) ? file_type::folder : file_type::other;
             entry.size        = S_ISREG(info.st_mode) ? space_of(info) : 0;
             entry.modified_ms = static_cast<int64_t>(info.st_mtime) * 1000;
-            out.push_back(std::move(entry));
+            visit(std::move(entry));
         }
         ::closedir(dir);
         return result;

@@ -23,7 +23,7 @@ static status read_head_of(shared_folder & folder, shared_index::news & out) {
 
 // A file of another format stays where it is: it belongs to another program.
 static status read_heads(shared_folder & folder, const std::vector<shared_file> & files, const std::atomic<bool> & abandoned,
-                         std::vector<shared_index::news> & out, uint64_t & n_damaged) {
+                         std::vector<shared_index::news> & out, folder_look & look) {
     for (const shared_file & file : files) {
         if (abandoned) {
             return given_up();
@@ -31,11 +31,16 @@ static status read_heads(shared_folder & folder, const std::vector<shared_file> 
         shared_index::news one;
         one.file       = file;
         const status s = read_head_of(folder, one);
-        if (s.is_io_error() || s.is_exhausted()) {
-            return s;
+        if (s.is_exhausted()) {
+            return s; // That is this process's trouble, and no file's.
+        }
+        if (s.is_io_error()) {
+            look.problem = look.n_unreadable() == 0 ? s.message() : look.problem;
+            look.n_unreadable_files++;
+            continue;
         }
         if (s.is_corrupt()) {
-            n_damaged++;
+            look.n_damaged++;
             (void) folder.remove(file.name).is_ok(); // Where that cannot be, it is not used all the same.
         }
         if (!s.is_miss()) {
@@ -45,16 +50,19 @@ static status read_heads(shared_folder & folder, const std::vector<shared_file> 
     return status::ok();
 }
 
-status look_into(shared_folder & folder, shared_index & index, const std::atomic<bool> & abandoned, folder_look & out) {
+status look_into(shared_folder & folder, shared_index & index, bool was_used, const std::atomic<bool> & abandoned,
+                 folder_look & out) {
     shared_listing                  listing;
     std::vector<shared_index::news> news;
-    if (status s = folder.prepare(); !s.is_ok()) {
+    if (status s = folder.prepare(was_used, out.is_marked); !s.is_ok()) {
         return s;
     }
     if (status s = folder.list(listing); !s.is_ok()) {
         return s;
     }
-    const status read = read_heads(folder, index.unknown(listing), abandoned, news, out.n_damaged);
+    out.unreadable_folders = listing.unreadable;
+    out.problem            = listing.problem;
+    const status read = read_heads(folder, index.unknown(listing), abandoned, news, out);
     out.unfinished = listing.unfinished;
     index.update(listing, std::move(news));
     if (!read.is_ok()) {

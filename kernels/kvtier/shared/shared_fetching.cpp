@@ -2,6 +2,7 @@
 #include "kvtier/shared/shared_tier.h"
 
 #include "kvtier/file_names.h"
+#include "kvtier/read_task.h"
 #include "kvtier/shared/folder_look.h"
 #include "kvtier/store_rooms.h"
 
@@ -125,6 +126,14 @@ void shared_tier::note_lost(const status & why, const shared_name & file) {
     }
 }
 
+// A local store that has no room now has none for the next prompt either, which would read all of it for nothing.
+void shared_tier::note_refused(const status & by_store) {
+    if (by_store.is_no_space() || by_store.is_io_error() || by_store.is_exhausted()) {
+        mutex_lock guard(mu);
+        fetch_after = clock::now() + options.off_for;
+    }
+}
+
 status shared_tier::fetch(const chain_root & root, const shared_match & what, clock::duration at_most, uint64_t & n_bytes) {
     n_bytes = 0;
     if (stopping || !is_usable()) {
@@ -135,7 +144,9 @@ status shared_tier::fetch(const chain_root & root, const shared_match & what, cl
     shared_name    wrong;
     status         s               = check_keys(root, what, wrong);
     batch          now, ahead;
-    if (!s.is_ok()) {
+    if (is_being_removed(user_key(root.user), what)) {
+        s = status::miss("it is being removed");
+    } else if (!s.is_ok()) {
         note_lost(s, wrong);
     }
     try {
@@ -150,7 +161,10 @@ status shared_tier::fetch(const chain_root & root, const shared_match & what, cl
                     note_lost(s, now.files[i]);
                 }
             }
-            s        = s.is_ok() ? save_batch(root, what, now, removals_before) : s;
+            if (s.is_ok()) {
+                s = save_batch(root, what, now, removals_before);
+                note_refused(s);
+            }
             n_bytes += s.is_ok() ? now.bytes : 0;
             std::swap(now, ahead);
         }
@@ -188,66 +202,116 @@ std::set<key> shared_tier::stored_keys(const key & name_space) const {
     });
 }
 
-shared_removal shared_tier::begin_removal(const key & name_space, bool everything) {
-    exclusive_lock guard(saving);
-    n_removals++;
-    return { name_space, everything, everything ? std::set<key>() : stored_keys(name_space) };
+// Also what goes on from such a run is of no use, or is the same conversation's at another server.
+bool shared_tier::is_being_removed(const key & name_space, const shared_match & what) const {
+    return std::any_of(what.runs.begin(), what.runs.end(), [&](const shared_run & r) {
+        return notes.concerns(name_space, r.k) || notes.concerns(name_space, r.parent);
+    }) || (what.anchor && notes.concerns(name_space, what.anchor->k));
 }
 
-bool shared_tier::finish_removal(shared_removal removal, clock::duration at_most, uint64_t & n_files) {
+// What is being fetched meanwhile is not saved any more.
+shared_removal shared_tier::note_removal(shared_removal removal) {
+    exclusive_lock guard(saving);
+    notes.begin(removal);
     n_removals++;
-    for (const key & k : stored_keys(removal.name_space)) {
-        removal.before.erase(k); // Somebody needs it still.
-    }
-    if (removal.before.empty() && !removal.everything) {
-        return true;
-    }
-    const bool done = is_usable() && remove_files(removal, clock::now() + at_most, n_files).is_ok();
+    return removal;
+}
+
+shared_removal shared_tier::begin_removal(const key & name_space) {
+    shared_removal out;
+    out.name_space = name_space;
+    out.everything = true;
+    return note_removal(std::move(out));
+}
+
+// Named by what they alone use here: what is evicted meanwhile for want of room is none of the removal's
+// business. With what has expired goes what no conversation has a name for.
+shared_removal shared_tier::begin_removal(const key & name_space, const std::vector<uint64_t> & conversations) {
+    const int64_t  expire_ms = rooms.options.expire_ms;
+    const int64_t  now_ms    = rooms.e.now_ms();
+    shared_removal out;
+    out.name_space = name_space;
+    out.runs       = rooms.known.read([&](const object_graph & all) {
+        std::set<const conversation *> gone;
+        for (const uint64_t hash : conversations) {
+            if (const conversation * c = all.find({ name_space, hash })) {
+                gone.insert(c);
+            }
+        }
+        std::set<key> runs = own_runs(gone);
+        for (const auto & [id, s] : all.segments) {
+            if (s->name_space == name_space && s->users.empty() && expire_ms != 0 && now_ms - s->last_used_ms >= expire_ms) {
+                for (const run & r : s->runs) {
+                    runs.insert(r.k);
+                }
+            }
+        }
+        return runs;
+    });
+    return note_removal(std::move(out));
+}
+
+bool shared_tier::finish_removal(const shared_removal & removal, clock::duration at_most, uint64_t & n_files) {
+    n_removals++;
+    const bool done = is_usable() && remove_files({ removal }, clock::now() + at_most, n_files).is_ok();
     if (!done) {
+        notes.is_due(removal.id);
         mutex_lock guard(mu);
-        pending.push_back(std::move(removal));
         changed.notify_all();
     }
     return done;
 }
 
-// The folder may have more of it than was known here.
-status shared_tier::remove_files(const shared_removal & removal, clock::time_point until, uint64_t & n_files) {
-    const auto what    = std::make_shared<const shared_removal>(removal);
-    const auto n_gone  = std::make_shared<std::atomic<uint64_t>>(0);
-    const auto job = start([what, n_gone](core & its, const std::atomic<bool> & abandoned) {
+// The folder may have more of them than was known here. What could not be read there may be of them, too.
+status shared_tier::remove_files(std::vector<shared_removal> removals, clock::time_point until, uint64_t & n_files) {
+    bool is_any = false;
+    for (shared_removal & removal : removals) {
+        for (const key & k : removal.everything ? std::set<key>() : stored_keys(removal.name_space)) {
+            removal.runs.erase(k); // Somebody needs it still.
+        }
+        is_any = is_any || removal.everything || !removal.runs.empty();
+    }
+    const auto what   = std::make_shared<const std::vector<shared_removal>>(std::move(removals));
+    const auto n_gone = std::make_shared<std::atomic<uint64_t>>(0);
+    const auto work   = [what, n_gone, model = hex(rooms.options.fingerprint), was_used = notes.has_used(options.dir)](
+                          core & its, const std::atomic<bool> & abandoned) {
         folder_look now;
-        if (status s = look_into(its.folder, its.index, abandoned, now); !s.is_ok()) {
+        if (status s = look_into(its.folder, its.index, was_used, abandoned, now); !s.is_ok()) {
             return s;
         }
-        const std::vector<shared_name> names = what->everything ? its.index.files_of_name_space(what->name_space)
-                                                                : its.index.files_of(what->before);
-        for (const shared_name & name : names) {
-            if (status s = abandoned ? status::miss("given up") : its.folder.remove(name); !s.is_ok()) {
-                return s;
+        std::vector<shared_name> gone;
+        status                   result = status::ok();
+        for (const shared_removal & removal : *what) {
+            for (const shared_name & name : removal.everything ? its.index.files_of_name_space(removal.name_space)
+                                                               : its.index.files_of(removal.runs)) {
+                if (const status s = abandoned ? given_up() : its.folder.remove(name); s.is_ok()) {
+                    gone.push_back(name);
+                    ++*n_gone;
+                } else {
+                    result = s; // The others go all the same.
+                }
             }
-            ++*n_gone;
+            const bool may_hide = (!removal.everything && now.n_unreadable_files > 0) ||
+                std::any_of(now.unreadable_folders.begin(), now.unreadable_folders.end(),
+                            [&](const std::string & path) { return path.find(model) != std::string::npos; });
+            result = result.is_ok() && may_hide ? status::io_error(now.problem) : result;
         }
-        its.index.forget(names);
-        return status::ok();
-    }, true);
-    const status s = wait_for(job, until);
+        its.index.forget(gone);
+        return result;
+    };
+    const status s = is_any ? wait_for(start(work, true), until) : status::ok();
     n_files += *n_gone;
+    for (size_t i = 0; i < what->size() && s.is_ok(); i++) {
+        notes.is_done((*what)[i].id);
+    }
     return s;
 }
 
 void shared_tier::remove_pending() {
-    std::vector<shared_removal> left;
-    {
-        mutex_lock guard(mu);
-        left.swap(pending);
-    }
-    for (shared_removal & removal : left) {
+    std::vector<shared_removal> left = notes.due();
+    if (!left.empty()) {
         uint64_t n_files = 0;
-        if (!is_usable() || !remove_files(removal, clock::time_point::max(), n_files).is_ok()) {
-            mutex_lock guard(mu);
-            pending.push_back(std::move(removal));
-        }
+        (void) remove_files(std::move(left), clock::time_point::max(), n_files).is_ok(); // Else the next look tries again.
     }
 }
 

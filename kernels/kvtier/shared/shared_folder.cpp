@@ -15,6 +15,9 @@
 namespace kvtier {
 
 static constexpr char incoming[]       = "incoming";
+static constexpr char mark_name[]      = "llama-run.shared";
+static constexpr char mark_text[]      =
+    "Servers of llama-run share this folder. Without this file they take it for one that is not mounted.\n";
 static constexpr char segment_suffix[] = ".seg";
 static constexpr char anchor_suffix[]  = ".anc";
 static constexpr size_t suffix_size    = 4;
@@ -22,8 +25,8 @@ static constexpr size_t suffix_size    = 4;
 // So much goes through one call: a call that takes long should be one that hangs.
 static constexpr uint64_t call_bytes = uint64_t(1) << 20;
 
-// Beyond so much of the limit, what the caller knows of the folder is not good enough.
-static constexpr double counted_anew = 0.9;
+// So much is synced at once, for the same reason.
+static constexpr uint64_t sync_bytes = uint64_t(4) << 20;
 
 static constexpr uint64_t max_text = 4096;
 
@@ -89,33 +92,46 @@ std::string shared_folder::path_of(const shared_name & name) const {
     return names::join(root, name.path());
 }
 
-status shared_folder::prepare() {
+status shared_folder::prepare(bool was_used, bool & is_marked) {
     std::vector<dir_entry> entries;
     if (status s = e.list_dir(root, entries); !s.is_ok()) {
         return s.is_miss() ? status::io_error(root + ": there is no such folder; make it, or mount what belongs there") : s;
     }
-    return e.make_dir(names::join(root, incoming));
+    is_marked = std::any_of(entries.begin(), entries.end(), [](const dir_entry & entry) { return entry.name == mark_name; });
+    if (was_used && !is_marked) {
+        return status::io_error(root + ": its file " + mark_name +
+                                " is gone: mount what belongs there, or make the file anew if the folder was emptied");
+    }
+    if (status s = e.make_dir(names::join(root, incoming)); !s.is_ok()) {
+        return s;
+    }
+    is_marked = is_marked || write_text(mark_name, mark_text).is_ok(); // A folder that can only be read is of use without it.
+    return status::ok();
 }
 
 static bool is_backend(const std::string & name) {
     return name == backend_folder(name);
 }
 
+// What a folder has. One that has gone since has nothing; one that cannot be read is counted, and does not keep others from
+// being read.
+static std::vector<dir_entry> entries_of(env & e, const std::string & path, shared_listing & out) {
+    std::vector<dir_entry> entries;
+    if (const status s = e.list_dir(path, entries); !s.is_ok() && !s.is_miss()) {
+        out.problem = out.unreadable.empty() ? s.message() : out.problem;
+        out.unreadable.push_back(path);
+    }
+    return entries;
+}
+
 // Calls `found` for each folder in one that is there.
 template <typename Found>
-static status each_folder(env & e, const std::string & path, const Found & found) {
-    std::vector<dir_entry> entries;
-    if (status s = e.list_dir(path, entries); !s.is_ok()) {
-        return s.is_miss() ? status::ok() : s; // It has gone since.
-    }
-    for (const dir_entry & entry : entries) {
+static void each_folder(env & e, const std::string & path, shared_listing & out, const Found & found) {
+    for (const dir_entry & entry : entries_of(e, path, out)) {
         if (entry.type == file_type::folder) {
-            if (status s = found(entry.name); !s.is_ok()) {
-                return s;
-            }
+            found(entry.name);
         }
     }
-    return status::ok();
 }
 
 status shared_folder::list(shared_listing & out) {
@@ -131,32 +147,31 @@ status shared_folder::list(shared_listing & out) {
         }
     }
     out.bytes = out.bytes_claimed;
-    return each_folder(e, root, [&](const std::string & model) {
+    each_folder(e, root, out, [&](const std::string & model) {
         shared_name name;
         if (!parse_hex(model, name.place.fingerprint)) {
-            return status::ok();
+            return;
         }
-        return each_folder(e, names::join(root, model), [&](const std::string & backend) {
+        each_folder(e, names::join(root, model), out, [&](const std::string & backend) {
             name.place.backend = backend;
             if (!is_backend(backend)) {
-                return status::ok();
+                return;
             }
-            return each_folder(e, names::join(names::join(root, model), backend), [&](const std::string & user) {
+            each_folder(e, names::join(names::join(root, model), backend), out, [&](const std::string & user) {
                 if (!parse_hex(user, name.place.name_space)) {
-                    return status::ok();
+                    return;
                 }
-                std::vector<dir_entry> inside;
-                const status s = e.list_dir(names::join(root, folder_of(name.place)), inside);
-                for (const dir_entry & entry : inside) {
+                for (const dir_entry & entry : entries_of(e, names::join(root, folder_of(name.place)), out)) {
                     if (entry.type == file_type::file && parse_name(entry.name, name)) {
                         out.files.push_back({ name, disk_size(entry.size), entry.modified_ms });
                         out.bytes += disk_size(entry.size);
                     }
                 }
-                return s.is_miss() ? status::ok() : s;
             });
         });
     });
+    const bool is_all_hidden = !out.unreadable.empty() && out.unreadable.front() == root;
+    return is_all_hidden ? status::io_error(out.problem) : status::ok();
 }
 
 static status misplaced(const std::string & path) {
@@ -231,24 +246,14 @@ status shared_folder::open_counted(uint64_t size, std::unique_ptr<writable_file>
     return e.create_file(path, file);
 }
 
-status shared_folder::fits(uint64_t n_known, uint64_t limit, const std::string & what) {
-    std::vector<dir_entry> entries;
-    if (status s = e.list_dir(names::join(root, incoming), entries); !s.is_ok()) {
+// It is counted anew for every file: others may have written any amount since the last look.
+status shared_folder::fits(uint64_t limit, const std::string & what) {
+    shared_listing now;
+    if (status s = list(now); !s.is_ok()) {
         return s;
     }
-    uint64_t total = n_known;
-    for (const dir_entry & entry : entries) {
-        uint64_t size = 0;
-        total += parse_incoming(entry.name, size) ? disk_size(size) : 0;
-    }
-    if (static_cast<double>(total) > counted_anew * static_cast<double>(limit)) {
-        shared_listing now;
-        if (status s = list(now); !s.is_ok()) {
-            return s;
-        }
-        total = now.bytes;
-    }
-    return total <= limit ? status::ok() : status::over_budget(what + ": the shared folder has its " + std::to_string(limit) + " bytes");
+    return now.bytes <= limit ? status::ok()
+                              : status::over_budget(what + ": the shared folder has its " + std::to_string(limit) + " bytes");
 }
 
 status shared_folder::make_folders(const shared_place & place) {
@@ -267,6 +272,7 @@ status shared_folder::write_all(writable_file & file, const shared_copy & copy, 
     for (const blob & part : copy.payload) {
         parts.push_back({ part->data(), part->size() });
     }
+    uint64_t n_unsynced = 0;
     for (const const_span & part : parts) {
         for (uint64_t done = 0; done < part.size; done += call_bytes) {
             if (abandoned) {
@@ -274,7 +280,13 @@ status shared_folder::write_all(writable_file & file, const shared_copy & copy, 
             }
             const const_span next = { static_cast<const uint8_t *>(part.data) + done,
                                       static_cast<size_t>(std::min(call_bytes, part.size - done)) };
-            if (status s = file.append(&next, 1); !s.is_ok()) {
+            status s = file.append(&next, 1);
+            n_unsynced += next.size;
+            if (s.is_ok() && n_unsynced >= sync_bytes) {
+                s          = file.sync();
+                n_unsynced = 0;
+            }
+            if (!s.is_ok()) {
                 return s;
             }
         }
@@ -285,8 +297,7 @@ status shared_folder::write_all(writable_file & file, const shared_copy & copy, 
     return file.close();
 }
 
-status shared_folder::write(const shared_copy & copy, uint64_t n_known, uint64_t limit, const std::atomic<bool> & abandoned,
-                            bool & was_there) {
+status shared_folder::write(const shared_copy & copy, uint64_t limit, const std::atomic<bool> & abandoned, bool & was_there) {
     const std::string path = path_of(copy.name);
     {
         std::unique_ptr<readable_file> there;
@@ -299,7 +310,7 @@ status shared_folder::write(const shared_copy & copy, uint64_t n_known, uint64_t
     if (status s = open_counted(copy.bytes(), file, unfinished); !s.is_ok()) {
         return s;
     }
-    status s = fits(n_known, limit, path);
+    status s = fits(limit, path);
     s = s.is_ok() ? make_folders(copy.name.place) : s;
     s = s.is_ok() ? write_all(*file, copy, abandoned) : s;
     file.reset();

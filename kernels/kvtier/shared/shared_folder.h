@@ -1,5 +1,6 @@
 // The folder that several servers share: its names, and what is done to its files. It knows nothing of what is in memory.
 //
+//   <root>/llama-run.shared                                           says that this is such a folder, and no empty mount point
 //   <root>/incoming/<number>-<size>                                   being written; the size is what it will have
 //   <root>/evictor.lease                                              who evicts, see eviction_lease.h
 //   <root>/<fingerprint>/<backend>/<name space>/<key>-<p0>.seg        runs that follow each other: the key is the last one's
@@ -52,6 +53,8 @@ struct shared_listing {
     std::vector<std::string> unfinished;      // names in incoming/
     uint64_t                 bytes_claimed = 0; // that they will have
     uint64_t                 bytes         = 0; // of all of it, with those
+    std::vector<std::string> unreadable;        // folders that were passed over
+    std::string              problem;           // with the first of them
 };
 
 // What is read of a file, and where to.
@@ -78,8 +81,9 @@ public:
     // The env must outlive it.
     shared_folder(env & e, std::string root) : e(e), root(std::move(root)) {}
 
-    // The root must be there: a folder that is made where a disk is not mounted fills the wrong one.
-    status prepare();
+    // The root must be there: a folder that is made where a disk is not mounted fills the wrong one. One that was used before
+    // must have its mark, for the same reason; another gets it. is_marked: it has it.
+    status prepare(bool was_used, bool & is_marked);
 
     status list(shared_listing & out);
 
@@ -90,9 +94,9 @@ public:
     // Fills the buffers and checks them.
     status read(const shared_name & name, uint64_t file_size, const std::vector<shared_read> & parts, const std::atomic<bool> & abandoned);
 
-    // Nothing happens if it is there. over_budget when the folder would have more than `limit` bytes; n_known: how many it has, as far
-    // as the caller knows. was_there: another server wrote it.
-    status write(const shared_copy & copy, uint64_t n_known, uint64_t limit, const std::atomic<bool> & abandoned, bool & was_there);
+    // Nothing happens if it is there. over_budget when the folder would have more than `limit` bytes. was_there: another
+    // server wrote it.
+    status write(const shared_copy & copy, uint64_t limit, const std::atomic<bool> & abandoned, bool & was_there);
 
     status touch(const shared_name & name);  // it counts as used now
     status remove(const shared_name & name); // ok when it is gone already
@@ -107,7 +111,7 @@ public:
 private:
     status      open_counted(uint64_t size, std::unique_ptr<writable_file> & file, std::string & path);
     status      write_all(writable_file & file, const shared_copy & copy, const std::atomic<bool> & abandoned);
-    status      fits(uint64_t n_known, uint64_t limit, const std::string & what);
+    status      fits(uint64_t limit, const std::string & what);
     status      make_folders(const shared_place & place);
     std::string path_of(const shared_name & name) const;
 

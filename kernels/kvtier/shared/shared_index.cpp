@@ -110,6 +110,9 @@ void shared_index::update(const shared_listing & listing, std::vector<news> foun
 
 void shared_index::add(news found) {
     mutex_lock guard(mu);
+    for (const auto & [path, known] : files) {
+        found.file.modified_ms = std::max(found.file.modified_ms, known.file.modified_ms);
+    }
     learn(std::move(found));
     link_all();
 }
@@ -221,24 +224,16 @@ shared_index::totals shared_index::count() const {
     return out;
 }
 
-std::vector<shared_name> shared_index::victims(uint64_t target) const {
-    std::vector<shared_file> all;
-    uint64_t                 total = 0;
+std::vector<shared_file> shared_index::victims() const {
+    std::vector<shared_file> out;
     {
         mutex_lock guard(mu);
-        total = claimed;
         for (const auto & [path, known] : files) {
-            all.push_back(known.file);
-            total += known.file.bytes;
+            out.push_back(known.file);
         }
     }
     const auto order = [](const shared_file & f) { return std::make_pair(f.modified_ms / same_use_ms, -static_cast<int64_t>(f.name.at)); };
-    std::sort(all.begin(), all.end(), [&](const shared_file & a, const shared_file & b) { return order(a) < order(b); });
-    std::vector<shared_name> out;
-    for (size_t i = 0; i < all.size() && total > target; i++) {
-        total -= std::min(total, all[i].bytes);
-        out.push_back(all[i].name);
-    }
+    std::sort(out.begin(), out.end(), [&](const shared_file & a, const shared_file & b) { return order(a) < order(b); });
     return out;
 }
 

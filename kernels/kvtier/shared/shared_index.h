@@ -81,7 +81,8 @@ public:
     // The folder has been listed: what it does not have any more is forgotten.
     void update(const shared_listing & listing, std::vector<news> found);
 
-    void add(news found); // has just been written
+    // It has just been written: it is as new as anything there, whatever the clock of this machine says.
+    void add(news found);
     void forget(const std::vector<shared_name> & gone);
 
     shared_match find(const lookup_request & request) const;
@@ -101,9 +102,9 @@ public:
     };
     totals count() const;
 
-    // The ones to remove so that no more than `target` bytes are left: the longest unused first. What was used in the same minute
-    // goes by its place in its prompt, ends before beginnings.
-    std::vector<shared_name> victims(uint64_t target) const;
+    // All files in the order in which they go: the longest unused first. What was used in the same minute goes by its
+    // place in its prompt, ends before beginnings.
+    std::vector<shared_file> victims() const;
 
 private:
     struct entry {

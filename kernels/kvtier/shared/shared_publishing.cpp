@@ -178,11 +178,10 @@ status shared_tier::publish_copy(shared_copy copy, uint64_t removals_before) {
     if (writes != nullptr && writes->is_limited() && writes->totals().today + copy.bytes() > writes->totals().budget) {
         return status::no_space(options.dir + ": the day's write budget is used up");
     }
-    const auto     kept    = std::make_shared<const shared_copy>(std::move(copy));
-    const auto     was_there = std::make_shared<bool>(false);
-    const uint64_t n_known   = own->index.count().bytes;
-    const status   written   = write([kept, was_there, n_known, most = limit](core & its, const std::atomic<bool> & abandoned) {
-        return its.folder.write(*kept, n_known, most, abandoned, *was_there);
+    const auto   kept      = std::make_shared<const shared_copy>(std::move(copy));
+    const auto   was_there = std::make_shared<bool>(false);
+    const status written   = write([kept, was_there, most = limit](core & its, const std::atomic<bool> & abandoned) {
+        return its.folder.write(*kept, most, abandoned, *was_there);
     });
     if (!written.is_ok() || *was_there) {
         return written; // Another server's file has other bytes, perhaps: the next look learns what it promises.
@@ -192,7 +191,7 @@ status shared_tier::publish_copy(shared_copy copy, uint64_t removals_before) {
         return gone.is_ok() ? status::miss("something was removed meanwhile") : gone;
     }
     shared_index::news one;
-    one.file = { kept->name, disk_size(kept->bytes()), rooms.e.now_ms() };
+    one.file = { kept->name, disk_size(kept->bytes()), 0 };
     if (kept->name.is_anchor) {
         anchor_head head;
         if (decode_anchor(kept->head.data(), kept->head.size(), kept->bytes(), head).is_ok()) {
@@ -217,9 +216,8 @@ status shared_tier::publish_copy(shared_copy copy, uint64_t removals_before) {
     return written;
 }
 
-status shared_tier::publish_object(const local_object & object) {
-    const uint64_t removals_before = n_removals;
-    const status   s = copies_of(object, [&](shared_copy copy) {
+status shared_tier::publish_object(const local_object & object, uint64_t removals_before) {
+    const status s = copies_of(object, [&](shared_copy copy) {
         return stopping ? status::miss("stopping") : publish_copy(std::move(copy), removals_before);
     });
     if (s.is_ok()) {
@@ -237,7 +235,9 @@ void shared_tier::publish_all() {
             return;
         }
     }
-    std::vector<local_object> used = objects_in_use();
+    since_ms = std::min(since_ms, rooms.e.now_ms()); // The clock may have been set back.
+    const uint64_t            removals_before = n_removals;
+    std::vector<local_object> used            = objects_in_use();
     touch_used(used);
     // What was evicted there since it was published comes again when it has been used since.
     used.erase(std::remove_if(used.begin(), used.end(), [&](const local_object & object) {
@@ -249,10 +249,13 @@ void shared_tier::publish_all() {
     status   problem = status::ok();
     uint64_t n_left  = used.size();
     for (const local_object & object : used) {
-        if (stopping || !is_usable()) {
+        if (stopping || !is_usable() || removals_before != n_removals) {
+            break; // What was in use before a removal may not be any more.
+        }
+        if (is_look_due() && !refresh()) {
             break;
         }
-        const status s = publish_object(object);
+        const status s = publish_object(object, removals_before);
         if (s.is_over_budget() || s.is_no_space() || s.is_io_error()) {
             problem = s;
             break;

@@ -14,9 +14,6 @@ namespace kvtier {
 // Enough to keep a network filled.
 static constexpr size_t n_folder_threads = 4;
 
-// So long a prompt waits for the folder to be looked at.
-static constexpr auto longest_look = std::chrono::milliseconds(200);
-
 // A look at the folder takes at most this share of the time.
 static constexpr int busy_share = 20;
 
@@ -36,11 +33,13 @@ static std::string random_owner() {
 }
 
 shared_tier::shared_tier(env & e, store & target, store_rooms & rooms, shared_options o)
-    : target(target), rooms(rooms), options(std::move(o)), since_ms(rooms.e.now_ms()),
+    : target(target), rooms(rooms), options(std::move(o)),
       own(std::make_shared<core>(e, options,
                                  shared_index::scope{ rooms.options.fingerprint, options.all_backends ? "" : backend_folder(options.backend),
                                                       options.users })),
-      threads(n_folder_threads), lease(random_owner(), options.term) {
+      threads(n_folder_threads),
+      notes(rooms.e, names::join(rooms.options.root_dir, "shared-" + hex(rooms.options.fingerprint) + ".notes")),
+      since_ms(rooms.e.now_ms()), lease(random_owner(), options.term) {
     keeper = std::thread([this] { keep(); });
 }
 
@@ -165,6 +164,21 @@ void shared_tier::tell_change() {
     }
 }
 
+void shared_tier::tell_unreadable(const folder_look & found) {
+    const std::string what = found.n_unreadable() == 0 ? "" : std::to_string(found.n_unreadable()) +
+                             " files or folders cannot be read, and are passed over: " + found.problem;
+    bool begins = false;
+    {
+        mutex_lock guard(mu);
+        begins             = found.n_unreadable() > 0 && counted.unreadable == 0;
+        counted.unreadable = found.n_unreadable();
+        why_unreadable     = what;
+    }
+    if (begins && options.on_unreadable) {
+        options.on_unreadable(what);
+    }
+}
+
 void shared_tier::hold(bool on) {
     mutex_lock guard(mu);
     held = on;
@@ -176,7 +190,8 @@ shared_stats shared_tier::stats() const {
     mutex_lock                 guard(mu);
     shared_stats               out = counted;
     out.is_on    = is_seen && !is_off && !hangs();
-    out.why      = is_off ? why_off : !is_seen ? "the folder has not been looked at yet" : why_unpublished;
+    out.why      = is_off ? why_off : !is_seen ? "the folder has not been looked at yet"
+                 : why_unpublished.empty() ? why_unreadable : why_unpublished;
     out.n_files  = there.n_files;
     out.bytes    = there.bytes;
     out.n_usable = there.n_known;
@@ -212,8 +227,7 @@ void shared_tier::wait_for_work(uint64_t n_saved) {
     changed.notify_all();
     while (!stopping && n_asked <= n_begun) {
         const bool is_awaited = wanted || is_off || counted.unpublished > 0 || rooms.count.saves != n_saved;
-        const auto soon       = std::clamp<clock::duration>(busy_share * refresh_took, options.refresh, std::max(options.refresh, options.idle_refresh));
-        const auto due        = ended + (is_awaited ? soon : options.idle_refresh);
+        const auto due        = ended + (is_awaited ? look_interval() : options.idle_refresh);
         if (clock::now() >= due) {
             return;
         }
@@ -221,10 +235,28 @@ void shared_tier::wait_for_work(uint64_t n_saved) {
     }
 }
 
+shared_tier::clock::duration shared_tier::look_interval() const {
+    return std::clamp<clock::duration>(busy_share * refresh_took, options.refresh,
+                                       std::max(options.refresh, options.idle_refresh));
+}
+
+// A request asks for a look while something else is done.
+bool shared_tier::is_look_due() const {
+    mutex_lock guard(mu);
+    return wanted && clock::now() - refreshed_at >= look_interval();
+}
+
 void shared_tier::look_after() {
     if (!is_usable() || !refresh()) {
         return;
     }
+    const auto set_busy = [this](bool on) {
+        mutex_lock guard(mu);
+        is_busy = on;
+        changed.notify_all();
+    };
+    set_busy(true);
+    const std::unique_ptr<void, std::function<void(void *)>> idle_again(this, [&](void *) { set_busy(false); });
     remove_pending();
     if (lease.is_held()) {
         remove_old_unfinished();
@@ -240,11 +272,15 @@ void shared_tier::look_after() {
 bool shared_tier::refresh() {
     const auto began = clock::now();
     const auto found = std::make_shared<folder_look>();
-    if (!call([found](core & its, const std::atomic<bool> & abandoned) {
-            return look_into(its.folder, its.index, abandoned, *found);
+    if (!call([found, was_used = notes.has_used(options.dir)](core & its, const std::atomic<bool> & abandoned) {
+            return look_into(its.folder, its.index, was_used, abandoned, *found);
         }).is_ok()) {
         return false;
     }
+    if (found->is_marked) {
+        notes.uses(options.dir);
+    }
+    tell_unreadable(*found);
     std::map<std::string, clock::time_point> unfinished;
     for (const std::string & name : found->unfinished) {
         const auto known = unfinished_since.find(name);
@@ -286,7 +322,7 @@ void shared_tier::remove_old_unfinished() {
         }
     }
     if (!names->empty()) {
-        (void) call([names](core & its, const std::atomic<bool> &) {
+        (void) write([names](core & its, const std::atomic<bool> &) {
             status result = status::ok();
             for (const std::string & name : *names) {
                 result = its.folder.remove_unfinished(name);
@@ -299,19 +335,24 @@ void shared_tier::remove_old_unfinished() {
 // Beyond `high` of the limit, down to `low` of it.
 void shared_tier::evict(double high, double low) {
     const auto share = [&](double of) { return static_cast<uint64_t>(of * static_cast<double>(limit)); };
-    if (own->index.count().bytes <= share(high)) {
+    const uint64_t n_bytes = own->index.count().bytes;
+    if (n_bytes <= share(high)) {
         return;
     }
-    const auto names   = std::make_shared<const std::vector<shared_name>>(own->index.victims(share(low)));
-    const auto n_gone  = std::make_shared<std::atomic<uint64_t>>(0);
-    const status s = call([names, n_gone](core & its, const std::atomic<bool> & abandoned) {
+    const auto     files    = std::make_shared<const std::vector<shared_file>>(own->index.victims());
+    const auto     n_gone   = std::make_shared<std::atomic<uint64_t>>(0);
+    const uint64_t too_many = n_bytes - share(low);
+    const status   s        = write([files, n_gone, too_many](core & its, const std::atomic<bool> & abandoned) {
         std::vector<shared_name> gone;
         status                   result = status::ok();
-        for (const shared_name & name : *names) {
-            if (result = abandoned ? status::miss("given up") : its.folder.remove(name); !result.is_ok()) {
-                break;
+        uint64_t                 freed  = 0;
+        for (size_t i = 0; i < files->size() && freed < too_many && !abandoned; i++) {
+            if (const status removed = its.folder.remove((*files)[i].name); removed.is_ok()) {
+                gone.push_back((*files)[i].name);
+                freed += (*files)[i].bytes;
+            } else {
+                result = removed; // The next one goes in its place.
             }
-            gone.push_back(name);
         }
         its.index.forget(gone);
         *n_gone = gone.size();
@@ -335,11 +376,14 @@ shared_match shared_tier::find(const lookup_request & request, const match & loc
     {
         const auto asked = clock::now();
         mutex_lock guard(mu);
+        if (asked < fetch_after) {
+            return {};
+        }
         if (!is_off && (!is_seen || asked - refreshed_at >= options.refresh)) {
             wanted = true;
             changed.notify_all();
-            while (wanted && !is_off && changed.wait_until(guard, asked + longest_look)) {
-            }
+            while (wanted && !is_off && !is_busy && changed.wait_until(guard, asked + options.longest_look)) {
+            } // What it publishes, evicts or removes is not waited for.
         }
         if (!is_seen || is_off) {
             return {};
@@ -356,7 +400,7 @@ shared_match shared_tier::find(const lookup_request & request, const match & loc
         }
     }
     out.skip_stored(stored);
-    return out;
+    return is_being_removed(user_key(request.root.user), out) ? shared_match() : out;
 }
 
 } // namespace kvtier

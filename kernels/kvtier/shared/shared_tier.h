@@ -17,6 +17,7 @@
 #include "kvtier/shared/folder_threads.h"
 #include "kvtier/shared/shared_folder.h"
 #include "kvtier/shared/shared_index.h"
+#include "kvtier/shared/shared_notes.h"
 #include "kvtier/shared/watched_env.h"
 #include "kvtier/store.h"
 
@@ -34,6 +35,8 @@
 
 namespace kvtier {
 
+struct folder_look;
+
 struct shared_options {
     using ms = std::chrono::milliseconds;
 
@@ -46,10 +49,13 @@ struct shared_options {
     ms          off_for{ 30000 };     // after trouble
     ms          refresh{ 2000 };      // between two looks at the folder while somebody asks
     ms          idle_refresh{ 30000 };
+    ms          longest_look{ 200 };  // so long a prompt waits for the folder to be looked at
     ms          term{ 60000 };        // of the lease
     ms          unfinished{ 600000 }; // a file that is not complete by then is nobody's
     ms          touch{ 60000 };       // a use is told to the folder that often
-    std::function<void(const std::string & why)> on_change; // off, and why; empty: on again. The tier's thread calls it
+    // The tier's thread calls them. Off, and why; empty: on again. What could not be read, when that begins.
+    std::function<void(const std::string & why)> on_change;
+    std::function<void(const std::string & what)> on_unreadable;
 };
 
 struct shared_stats {
@@ -68,15 +74,9 @@ struct shared_stats {
     uint64_t    failed_fetches = 0;
     uint64_t    evicted = 0;       // files
     uint64_t    damaged = 0;       // files
+    uint64_t    unreadable = 0;    // files and folders, when last looked at
     uint64_t    stalls = 0;        // calls that took longer than the time-out
     uint64_t    unpublished = 0;   // files to be, when last looked at
-};
-
-// What is about to be removed from the local store, and then from the folder.
-struct shared_removal {
-    key           name_space{};
-    bool          everything = false; // of it
-    std::set<key> before;             // the runs that were stored
 };
 
 class shared_tier {
@@ -104,9 +104,12 @@ public:
     // Nothing is published from now on, until it is allowed again.
     void hold(bool on);
 
-    // The first before the local store forgets it, the second afterwards. False: some is still there, and is removed as soon as that can be.
-    shared_removal begin_removal(const key & name_space, bool everything);
-    bool           finish_removal(shared_removal removal, clock::duration at_most, uint64_t & n_files);
+    // The first before the local store forgets it, the second afterwards: of a user everything, or conversations. From the
+    // first on nothing of it is fetched. False: some is still there, or may be, and is removed as soon as that can be, after a
+    // restart even.
+    shared_removal begin_removal(const key & name_space);
+    shared_removal begin_removal(const key & name_space, const std::vector<uint64_t> & conversations);
+    bool           finish_removal(const shared_removal & removal, clock::duration at_most, uint64_t & n_files);
 
     shared_stats stats() const;
 
@@ -154,10 +157,13 @@ private:
     bool hangs() const;
     void note_trouble(const status & problem);
     void tell_change();
+    void tell_unreadable(const folder_look & found);
 
     // the keeper, one after the other
     void keep();
     void wait_for_work(uint64_t n_saved);
+    clock::duration look_interval() const;
+    bool is_look_due() const;
     void look_after();
     bool refresh();
     void renew_lease(const std::string & found);
@@ -165,7 +171,7 @@ private:
     void remove_old_unfinished();
     void remove_pending();
     void publish_all();
-    status publish_object(const local_object & object);
+    status publish_object(const local_object & object, uint64_t removals_before);
     status publish_copy(shared_copy copy, uint64_t removals_before);
     void touch_used(const std::vector<local_object> & used);
 
@@ -178,15 +184,18 @@ private:
     void   start_batch(const shared_match & what, size_t & next, batch & out);
     status save_batch(const chain_root & root, const shared_match & what, const batch & got, uint64_t removals_before);
     void   note_lost(const status & why, const shared_name & file);
+    void   note_refused(const status & by_store);
 
-    status remove_files(const shared_removal & removal, clock::time_point until, uint64_t & n_files);
+    bool           is_being_removed(const key & name_space, const shared_match & what) const;
+    shared_removal note_removal(shared_removal removal);
+    status         remove_files(std::vector<shared_removal> removals, clock::time_point until, uint64_t & n_files);
 
     store &               target;
     store_rooms &         rooms;
     const shared_options  options;
-    const int64_t         since_ms; // what was used before is not published
     const std::shared_ptr<core> own;
     folder_threads        threads;
+    shared_notes          notes;
 
     shared_mutex          saving;   // a removal is not followed by what was fetched before it
     std::atomic<uint64_t> n_removals{ 0 };
@@ -197,6 +206,9 @@ private:
     clock::time_point  off_until GUARDED_BY(mu);
     std::string        why_off GUARDED_BY(mu);
     std::string        why_unpublished GUARDED_BY(mu);
+    std::string        why_unreadable GUARDED_BY(mu);
+    clock::time_point  fetch_after GUARDED_BY(mu);       // the local store has refused
+    bool               is_busy GUARDED_BY(mu)   = false; // the keeper, with something else than a look
     bool               told_off GUARDED_BY(mu)  = false;
     bool               is_off GUARDED_BY(mu)    = false;
     bool               is_seen GUARDED_BY(mu)   = false; // the folder was, once
@@ -207,9 +219,9 @@ private:
     uint64_t           n_ended GUARDED_BY(mu)   = 0;
     uint64_t           n_asked GUARDED_BY(mu)   = 0; // a round that somebody waits for
     shared_stats       counted GUARDED_BY(mu);
-    std::vector<shared_removal> pending GUARDED_BY(mu);
 
     // the keeper's own
+    int64_t                            since_ms; // what was used before is not published
     eviction_lease                     lease;
     clock::duration                    refresh_took{};
     uint64_t                           limit = 0;

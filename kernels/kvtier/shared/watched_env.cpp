@@ -14,6 +14,12 @@ call_watch::call::~call() {
     watch.under_way.erase(at);
 }
 
+void call_watch::call::goes_on() {
+    mutex_lock guard(watch.mu);
+    watch.under_way.erase(at);
+    at = watch.under_way.insert(clock::now());
+}
+
 call_watch::clock::duration call_watch::longest() const {
     mutex_lock guard(mu);
     return under_way.empty() ? clock::duration::zero() : clock::now() - *under_way.begin();
@@ -113,8 +119,12 @@ status watched_env::make_dir(const std::string & path) {
 }
 
 status watched_env::list_dir(const std::string & path, std::vector<dir_entry> & out) {
-    const call_watch::call call(*watch);
-    return inner.list_dir(path, out);
+    call_watch::call call(*watch);
+    out.clear();
+    return inner.scan_dir(path, [&](dir_entry && entry) {
+        call.goes_on();
+        out.push_back(std::move(entry));
+    });
 }
 
 status watched_env::folder_size(const std::string & path, uint64_t & out) {

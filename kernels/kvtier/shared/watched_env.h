@@ -29,6 +29,8 @@ public:
         call(const call &) = delete;
         call & operator=(const call &) = delete;
 
+        void goes_on(); // It takes long because it does much: its time begins anew.
+
     private:
         call_watch &                            watch;
         std::multiset<clock::time_point>::iterator at;

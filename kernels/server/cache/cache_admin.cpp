@@ -131,6 +131,7 @@ static common_json describe_shared(const kvtier::shared_stats & s) {
         { "failed_fetches",  s.failed_fetches },
         { "evicted",         s.evicted },
         { "damaged",         s.damaged },
+        { "unreadable",      s.unreadable },
         { "stalls",          s.stalls },
     };
 }
@@ -321,7 +322,8 @@ bool cache_admin::remove(const removal & what, const std::function<status(kvtier
     kvtier::shared_removal there;
     out.is_shared = stores.shared != nullptr;
     if (out.is_shared) {
-        there = stores.shared->begin_removal(what.name_space, what.everything);
+        there = what.everything ? stores.shared->begin_removal(what.name_space)
+                                : stores.shared->begin_removal(what.name_space, { what.hash });
     }
     bool done = what.everything;
     for (sequence_store * s : stores.all()) {
@@ -331,7 +333,7 @@ bool cache_admin::remove(const removal & what, const std::function<status(kvtier
         out.bytes_freed += freed;
     }
     if (out.is_shared) {
-        out.shared_removed = stores.shared->finish_removal(std::move(there), stores.patience, out.shared_files);
+        out.shared_removed = stores.shared->finish_removal(there, stores.patience, out.shared_files);
     }
     return done;
 }

@@ -121,6 +121,7 @@ void cache_stores::open_shared(const shared_folder_flags & want) {
             LOG_WRN("cache: the shared folder is not used for now: %s\n", why.c_str());
         }
     };
+    options.on_unreadable = [](const std::string & what) { LOG_WRN("cache: in the shared folder %s\n", what.c_str()); };
     patience = options.timeout;
     shared   = target->store().share(kvtier::posix_env(), std::move(options));
 }
@@ -216,17 +217,21 @@ void cache_stores::look_elsewhere(const kvtier::key & fingerprint) {
 void cache_stores::remove_expired(const std::vector<kvtier::conversation_id> & of_target) {
     uint64_t   freed    = 0;
     uint64_t   of_draft = 0;
-    std::map<kvtier::key, kvtier::shared_removal> there;
+    std::map<kvtier::key, std::vector<uint64_t>> by_user;
+    std::vector<kvtier::shared_removal>          there;
     for (const kvtier::conversation_id & id : of_target) {
-        if (shared != nullptr && there.count(id.first) == 0) {
-            there.emplace(id.first, shared->begin_removal(id.first, false));
+        by_user[id.first].push_back(id.second);
+    }
+    for (const auto & [name_space, conversations] : by_user) {
+        if (shared != nullptr) {
+            there.push_back(shared->begin_removal(name_space, conversations));
         }
     }
     const bool done     = target->store().remove_expired(of_target, freed).is_ok() &&
                           (draft == nullptr || draft->store().remove_expired(draft->store().expired(), of_draft).is_ok());
-    for (auto & [name_space, removal] : there) {
+    for (const kvtier::shared_removal & removal : there) {
         uint64_t n_files = 0;
-        (void) shared->finish_removal(std::move(removal), patience, n_files); // What stays is tried again.
+        (void) shared->finish_removal(removal, patience, n_files); // What stays is tried again.
     }
     if (!of_target.empty()) {
         LOG_INF("cache: %zu conversations have expired, %llu bytes freed\n", of_target.size(),
