@@ -51,12 +51,14 @@ def test_only_what_follows_a_prepared_prompt_is_evaluated_before_and_after_a_res
     server.stop()
 
     server = serve(model_of(kind), *FLAGS, cache=kv)
-    later = server.chat([SYSTEM, say("user", "And who are you?")])
+    other = say("user", "And who are you?")
+    later = server.chat([SYSTEM, other])
     assert later.reused >= done["tokens"] and later.source == "cold"
     # A server without the cache evaluates the same tokens in the same two pieces, and never stops.
     plain = serve(model_of(kind), *FLAGS)
     plain.complete(prompt[: done["tokens"]], n_predict=0)
     assert plain.chat([SYSTEM, QUESTION]).said == asked.said
+    assert plain.chat([SYSTEM, other]).apart(later) < 0.1, "in other pieces, for a few words more were there"
 
 
 @pytest.mark.parametrize("kind", KINDS)
