@@ -19,6 +19,7 @@ from typing import Any
 
 import requests
 from cache_server import Answer, CacheServer, Tokens, chat_answers, completion
+from urllib3.exceptions import ReadTimeoutError
 
 from .operations import (
     Ask,
@@ -233,9 +234,10 @@ class Player:
     ) -> requests.Response:
         try:
             response = requests.request(method, self.server.url + path, json=body, timeout=seconds, stream=stream)
-        except requests.Timeout as error:
-            raise Fault("hung", f"{method} {path}: nothing within {seconds} s") from error
         except requests.RequestException as error:
+            # Time that runs out within the body is told as a lost connection.
+            if isinstance(error, requests.Timeout) or isinstance((*error.args, None)[0], ReadTimeoutError):
+                raise Fault("hung", f"{method} {path}: nothing within {seconds} s") from error
             raise self._lost(f"{method} {path}: {error!r}") from error
         if response.status_code not in good:
             raise Fault("broken", f"{method} {path}: {response.status_code} {response.text[:500]}")
