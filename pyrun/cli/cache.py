@@ -441,12 +441,13 @@ def _ask_holders(found: Visited[T], ask_one: Callable[[str, str | None], Visited
     models, held = list(found.models), []
     for one in found.held:
         server = server_of(one)
-        try:
-            models += ask_one(server.url, server.key).models if server else []
-        except UserError as error:
-            console.say(f"{server.url if server else ''}: {error.message}")  # it may be loading, or stopping
-            server = None
         if server is None:
+            held.append(one)
+            continue
+        try:
+            models += ask_one(server.url, server.key).models
+        except UserError as error:
+            console.say(f"{server.url}: {error.message}")  # it may be loading, or stopping
             held.append(one)
     return Visited(found.cache, models, held)
 
