@@ -101,8 +101,8 @@ public:
     bool         forget_conversation(const conversation_id & id, doomed_files & out, std::vector<uint64_t> & left);
     void         forget_name_space(const key & name_space, doomed_files & out);
     void         forget_unusable(doomed_files & out);
-    void         forget_surplus(const key & name_space, const conversation_id * changed, int64_t now_ms,
-                                doomed_files & out); // null: all
+    void         forget_surplus(const key & name_space, const conversation_id * changed, int64_t now_ms, doomed_files & out,
+                                std::vector<uint64_t> & left); // null: all
     std::vector<conversation_id> expired(int64_t now_ms);
     void         forget_expired(const std::vector<conversation_id> & ids, int64_t now_ms, doomed_files & out,
                                 std::vector<uint64_t> & left);

@@ -107,9 +107,9 @@ namespace {
 class limiter {
 public:
     limiter(object_graph & graph, const key & name_space, const store_options & options, int64_t now_ms, counters & count,
-            doomed_files & out)
+            doomed_files & out, std::vector<uint64_t> & left)
         : graph(graph), name_space(name_space), turn(graph.turn_of(name_space)), options(options), now_ms(now_ms), count(count),
-          out(out) {}
+          out(out), left(left) {}
 
     // The longest unused conversations go, those to be kept last; what is left is returned.
     std::vector<conversation *> limit_conversations() {
@@ -128,17 +128,18 @@ public:
                  : a->last_turn != b->last_turn ? a->last_turn < b->last_turn : a->last_used_ms < b->last_used_ms;
         });
         size_t n_surplus = mine.size() - options.max_conversations;
-        std::vector<conversation *> left;
+        std::vector<conversation *> kept;
         for (conversation * c : mine) {
             if (n_surplus == 0 || is_being_read(*c)) { // a restore is not disturbed: the next one in line goes
-                left.push_back(c);
+                kept.push_back(c);
                 continue;
             }
             n_surplus--;
             count.retired_conversations++;
-            graph.forget_conversation(*c, out);
+            const std::vector<uint64_t> shared = graph.forget_conversation(*c, out);
+            left.insert(left.end(), shared.begin(), shared.end());
         }
-        return left;
+        return kept;
     }
 
     // The oldest checkpoints go, the newest stays.
@@ -159,7 +160,7 @@ public:
             const bool   cold    = is_cold(point);
             const bool   surplus = c.checkpoints.size() > options.max_checkpoints || (cold && n_cold > options.max_cold);
             ++it;
-            if (surplus && graph.retire(point, out)) {
+            if (surplus && graph.retire(point, out, left)) {
                 n_cold -= cold;
                 count.retired_checkpoints++;
             }
@@ -194,16 +195,18 @@ private:
     const uint64_t        turn;
     const store_options & options;
     const int64_t         now_ms;
-    counters &            count;
-    doomed_files &        out;
+    counters &              count;
+    doomed_files &          out;
+    std::vector<uint64_t> & left;
 };
 
 } // namespace
 
-void catalog::forget_surplus(const key & name_space, const conversation_id * changed, int64_t now_ms, doomed_files & out) {
+void catalog::forget_surplus(const key & name_space, const conversation_id * changed, int64_t now_ms, doomed_files & out,
+                             std::vector<uint64_t> & left) {
     exclusive_lock       guard(mu);
     const conversation * grown = changed == nullptr ? nullptr : graph.find(*changed);
-    limiter              limits(graph, name_space, options, now_ms, count, out);
+    limiter              limits(graph, name_space, options, now_ms, count, out, left);
     for (conversation * c : limits.limit_conversations()) { // there may be thousands, at every save
         limits.limit_checkpoints(*c);
         if (changed == nullptr || c == grown) {

@@ -320,6 +320,44 @@ TEST(a_session_whose_first_message_has_changed_is_removed_whole) {
     CHECK(!holds_tokens(disk, { before.begin() + 64, before.end() }));
 }
 
+// A session that goes on otherwise behind the first words of another's message.
+static status save_branch(store & s, const agent & a, const std::vector<token> & of, uint64_t number, std::vector<token> & out) {
+    out.assign(of.begin(), of.begin() + 64 + 16);
+    append(out, 2000 + number, 40);
+    save_request request = a.m.request(s, out, 64);
+    request.conversation = { agent::hash(number), 64 + 8, "", {} };
+    return s.save(request);
+}
+
+TEST(a_history_that_is_retired_leaves_nothing_of_itself_in_what_others_share) {
+    fault_env     disk;
+    agent         a;
+    store_options o = a.m.options();
+    o.max_checkpoints = 1;
+    auto s = open(disk, o);
+    const std::vector<token> before = a.session(1);
+    std::vector<token>       other;
+    CHECK(a.save(*s, 1).is_ok() && save_branch(*s, a, before, 3, other).is_ok());
+    save_request request = a.m.request(*s, a.session(2), 64); // Its client has compacted the history.
+    request.conversation = { agent::hash(1), 64 + 8, "", {} };
+    CHECK(s->save(request).is_ok());
+    CHECK(!holds_tokens(disk, { before.begin() + 80, before.end() }));
+    CHECK(a.use(*s, 2) == 104 && a.m.restore(*s, other) == other.size());
+}
+
+TEST(a_session_beyond_the_limit_leaves_nothing_of_itself_in_what_others_share) {
+    fault_env     disk;
+    agent         a;
+    store_options o = a.m.options();
+    o.max_conversations = 2;
+    auto s = open(disk, o);
+    const std::vector<token> gone = a.session(1);
+    std::vector<token>       other;
+    CHECK(a.save(*s, 1).is_ok() && save_branch(*s, a, gone, 3, other).is_ok() && a.save(*s, 2).is_ok());
+    CHECK(!is_listed(*s, 1) && !holds_tokens(disk, { gone.begin() + 80, gone.end() }));
+    CHECK(a.use(*s, 2) == 104 && a.m.restore(*s, other) == other.size());
+}
+
 TEST(protected_conversations_survive_a_budget_of_a_tenth) {
     fault_env     disk;
     agent         a;

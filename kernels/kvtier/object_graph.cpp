@@ -195,7 +195,7 @@ static std::vector<segment *> segments_of(const conversation & c) {
     return out;
 }
 
-bool object_graph::retire(checkpoint & c, doomed_files & out) {
+bool object_graph::retire(checkpoint & c, doomed_files & out, std::vector<uint64_t> & left) {
     const run * named = naming_run(c);
     const bool  found = named == nullptr || std::any_of(c.owner->checkpoints.begin(), c.owner->checkpoints.end(),
         [&](const auto & other) { return other.second.get() != &c && naming_run(*other.second) == named; });
@@ -210,6 +210,7 @@ bool object_graph::retire(checkpoint & c, doomed_files & out) {
     forget_checkpoint(c, out);
     if (!found) {
         forget_unneeded(mine, out);
+        std::copy_if(mine.begin(), mine.end(), std::back_inserter(left), [&](uint64_t id) { return segments.count(id) != 0; });
     }
     return true;
 }

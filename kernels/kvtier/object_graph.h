@@ -113,8 +113,8 @@ public:
 
     // For one of several of a conversation. Its state stays: another prompt may well begin the same way. But it goes where no other
     // checkpoint begins with the same naming tokens (the history was compacted, say): whoever removes the conversation later
-    // would not find it. False: somebody reads that now, and all is as it was.
-    bool retire(checkpoint & c, doomed_files & out);
+    // would not find it. left grows by the segments of it that are still there. False: somebody reads that now, and all is as it was.
+    bool retire(checkpoint & c, doomed_files & out, std::vector<uint64_t> & left);
 
     // With everything that only it uses, file by file. Gives the segments that it was in and that are still there.
     std::vector<uint64_t> forget_conversation(conversation & c, doomed_files & out);
