@@ -136,11 +136,21 @@ class CacheServer:
     def chat(self, messages: Messages, max_tokens: int = 6, **options: Any) -> Answer:
         body = {"messages": messages, "max_tokens": max_tokens, "temperature": 0, "logprobs": True, "top_logprobs": 5}
         answer = self.post("/v1/chat/completions", body | options)
+        self.rest()
         return chat_answers(answer)[0]
 
     def complete(self, prompt: str | Tokens, n_predict: int = 6, **options: Any) -> Answer:
         body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "n_probs": 5, "return_tokens": True}
-        return completion(self.post("/completion", body | options))
+        answer = self.post("/completion", body | options)
+        self.rest()
+        return completion(answer)
+
+    def rest(self) -> None:
+        """Returns when the inference thread has done what it does behind an answer: counted it and handed it to the cache.
+
+        An answer is there a moment earlier. That thread itself tells of its slots, so that it is done when it does.
+        """
+        self.request("GET", "/slots")
 
     # What the server makes of messages.
 
