@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from collections.abc import Callable
@@ -13,10 +14,16 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """One below those that connections are given by the system: else one of them may have it before the server does."""
+    draw = random.SystemRandom()
+    while True:
+        with socket.socket() as probe:
+            port = draw.randrange(10_000, 32_000)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
