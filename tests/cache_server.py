@@ -146,7 +146,7 @@ class CacheServer:
         return completion(answer)
 
     def rest(self) -> None:
-        """Returns when the inference thread has done what it does behind an answer: counted it and handed it to the cache.
+        """Returns when the inference thread has counted what it answered and handed it to the cache.
 
         An answer is there a moment earlier. That thread itself tells of its slots, so that it is done when it does.
         """
