@@ -26,7 +26,7 @@ from pyrun.server.address import choose_address, find_key
 from pyrun.server.command import METADATA_VARIABLE, ServerSettings, choose_cache, server_command
 from pyrun.server.log import OWN_FILE, OWN_FOLDER
 from pyrun.server.port import check_port
-from pyrun.server.router import MEMORY_FLAG, NEED_FLAG, Preset, Room, at_most, presets_text
+from pyrun.server.router import MEMORY_FLAG, MEMORY_VARIABLE, NEED_FLAG, Preset, Room, at_most, presets_text
 from pyrun.server.words import has_flag
 
 UPSTREAM_AT_ONCE = 4  # what llama-server does by itself: without a profile, nobody knows what a model takes
@@ -79,6 +79,7 @@ def choose_presets(
     presets: list[Preset] = []
     shares: list[int] = []
     memory = 0
+    said = options.extra
     for one in seen:
         name = Path(one.model.name).name
         own = of_model(name, replace(options, extra=()))
@@ -99,6 +100,7 @@ def choose_presets(
             if not preset.is_writable:
                 raise UserError("its name or settings have ; # or ] in them, which the router cannot read")
             presets.append(preset)
+            said = (*said, *own.extra)
             shares += [] if share is None else [share]
         except UserError as error:
             console.say(f"left out: {name}: {error.message}")
@@ -106,19 +108,19 @@ def choose_presets(
         raise UserError(f"no model in {home.models} can be served", "`llama-run --download` gets one")
     if len({preset.name for preset in presets}) < len(presets):
         raise UserError("two models have the same name, in different folders", "rename one of them")
-    return presets, _choose_room(shares if len(shares) == len(presets) else [], memory, options.extra)
+    return presets, _choose_room(shares if len(shares) == len(presets) else [], memory, said)
 
 
-def _choose_room(shares: list[int], memory: int, extra: tuple[str, ...]) -> Room:
-    """`shares` is empty where nobody knows what some model takes. How much memory there is may stand behind `--`."""
+def _choose_room(shares: list[int], memory: int, said: tuple[str, ...]) -> Room:
+    """`shares` is empty where nobody knows what some model takes. What the user has said the server knows better."""
     if not shares:
-        console.say("memory: nobody knows what the models take: so many are loaded at once as --models-max says")
+        console.say("memory: nobody knows what the models take: as many are loaded at once as --models-max says")
         return Room(UPSTREAM_AT_ONCE)
-    if has_flag(extra, MEMORY_FLAG):
+    if has_flag(said, MEMORY_FLAG) or os.environ.get(MEMORY_VARIABLE):
         return Room(len(shares))
     largest = f"the largest takes {max(shares) / GIB:.1f}"
-    console.say(f"memory: {memory / GIB:.1f} GiB, {largest}: so many are loaded at once as fit")
-    return Room(at_most(shares, memory), memory)
+    console.say(f"memory: {memory / GIB:.1f} GiB, {largest}: as many are loaded at once as fit")
+    return Room(len(shares) if has_flag(said, NEED_FLAG) else at_most(shares, memory), memory)
 
 
 def _write(file: Path, text: str) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from pyrun.server.stop import LONGEST_SECONDS
 
 NUMBER = re.compile(r"-\d")  # a value may be below zero; everything else that begins so is a flag
-NEED_FLAG, MEMORY_FLAG = "--model-need", "--models-memory"  # by these the router knows who fits beside whom
+# By these the router knows who fits beside whom.
+NEED_FLAG, MEMORY_FLAG, MEMORY_VARIABLE = "--model-need", "--models-memory", "LLAMA_ARG_MODELS_MEMORY"
 COMMENT = re.compile(r"[;#\n\r\]]")  # what the file cannot hold in a value or a name
 
 

@@ -24,6 +24,7 @@ from toys.corpus import TEXT
 pytestmark = pytest.mark.server
 
 MODELS = ("dense", "hybrid-mamba", "mla")
+FOURTH = "recurrent"
 N_REQUESTS = 15
 PROMPTS = [" ".join(TEXT.split()[start : start + 120]) for start in (0, 200)]
 
@@ -33,13 +34,13 @@ Router = Callable[..., str]
 
 @pytest.fixture
 def router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
-    """`llama-run --server --all` with the three models: router(FLAG, ..., of_models=WHAT STANDS IN llama-run.toml)."""
+    """`llama-run --server --all` with four models: router(FLAG, ..., of_models=WHAT STANDS IN llama-run.toml)."""
     root = make_clone(tmp_path)
     (root / "llama.cpp" / "build").mkdir()
     (root / "llama.cpp" / "build" / "cpu").symlink_to(BINARY.parents[1])
     (root / "pyrun").symlink_to(ROOT / "pyrun")
     (root / "models").mkdir()
-    for name in MODELS:
+    for name in (*MODELS, FOURTH):
         (root / "models" / f"{name}.gguf").symlink_to(toy(name))
     monkeypatch.setenv("LLAMA_RUN_HOME", str(root))
     started = []
@@ -75,7 +76,7 @@ def is_up(url: str) -> set[str]:
 
 
 def expect_lone_answers(serve: Serve, said: dict[tuple[str, str], Any]) -> None:
-    for name in MODELS:
+    for name in {name for name, _ in said}:
         lone = serve(toy(name), "--ctx-size", "2048")
         for prompt in (prompt for model, prompt in said if model == name):
             alone = lone.post("/completion", asked(prompt))
@@ -107,11 +108,11 @@ def test_models_that_are_swapped_go_on_where_they_were(serve: Serve, router: Rou
 
 
 def test_models_make_room_by_the_memory_they_take(serve: Serve, router: Router) -> None:
-    """Two small ones fit together; the large one needs both gone, when it is asked for as well as when it is loaded."""
-    small, other, large = MODELS
-    needs = {small: "2G", other: "2G", large: "4G"}
+    """Three small ones fit together; the large one needs all gone, be it asked for or loaded by its name."""
+    one, two, large = MODELS
+    needs = {one: "2G", two: "2G", FOURTH: "2G", large: "6G"}
     tables = [f"[models.{name}]\narguments = ['--model-need', '{need}']\n" for name, need in needs.items()]
-    url = router("--models-memory", "5G", of_models="".join(tables))
+    url = router("--models-memory", "7G", of_models="".join(tables))
     said: dict[tuple[str, str], Any] = {}
 
     def ask(name: str) -> None:
@@ -122,17 +123,16 @@ def test_models_make_room_by_the_memory_they_take(serve: Serve, router: Router) 
             assert answer["timings"]["prompt_n"] <= 8, f"{name} was not restored: {json.dumps(answer['timings'])}"
         said[name, PROMPTS[0]] = answer["completion_probabilities"]
 
-    for name, up in (
-        (small, {small}),
-        (other, {small, other}),
-        (large, {large}),
-        (small, {small}),
-        (other, {small, other}),
-    ):
-        ask(name)
-        assert is_up(url) == up
-    loading = requests.post(f"{url}/models/load", json={"model": large}, timeout=60)
-    assert loading.status_code == 200, loading.text
-    wait_until(lambda: is_up(url) == {large}, 60, "the large one is loaded, alone")
-    ask(large)
+    for is_loaded_unasked in (False, True):
+        up: set[str] = set()
+        for name in (one, two, FOURTH):
+            ask(name)
+            up.add(name)
+            assert is_up(url) == up
+        if is_loaded_unasked:
+            loading = requests.post(f"{url}/models/load", json={"model": large}, timeout=60)
+            assert loading.status_code == 200, loading.text
+            wait_until(lambda: large in is_up(url), 60, "the large one is loaded")
+        ask(large)
+        assert is_up(url) == {large}
     expect_lone_answers(serve, said)

@@ -61,9 +61,13 @@ def test_every_model_that_can_be_served_has_its_profile_and_settings(
     assert (
         f"--models-preset {root}/logs/models-9090.ini --models-max 2 --models-memory " in two and "--top-p 0.5" in two
     )
-    assert "model-need = " in one and "model-need = " in two and "so many are loaded at once as fit" in err
+    assert "model-need = " in one and "model-need = " in two and "as many are loaded at once as fit" in err
     said = run(capsys, "--server", "--all", "--dry-run", "--", "--models-memory", "4G")[1]
     assert said.count("--models-memory") == 1 and "--models-memory 4G" in said
+    (root / "llama-run.toml").write_text("[models.two]\narguments = ['--model-need', '900G']\n")
+    told = run(capsys, "--server", "--all", "--dry-run")[1].split("[two]")[1]
+    assert "model-need = 900G" in told and "--models-max 2 --models-memory" in told
+    (root / "llama-run.toml").unlink()
     counted = run(capsys, "--server", "--all", "--dry-run", "--noauto")
     assert (
         "--models-max 4 --host" in counted[1] and "model-need" not in counted[1] and "--models-max says" in counted[2]

@@ -11,6 +11,7 @@
 #include "server/router/models_at_once.h"
 #include "server/router/models_memory.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -38,7 +39,7 @@ uint64_t need_of(const Preset & preset) {
 }
 
 // Called with the router's mutex held, whenever its scheduler is about to look at models_max. What this thread loads comes before
-// those that wait.
+// those that wait. Only unload_lru looks without the mutex, and merely for whether there is a limit.
 template <typename Models, typename Queue>
 void make_room(int & models_max, const Models & models, const Queue & queue) {
     if (models_memory() == 0) {
@@ -67,11 +68,13 @@ void make_room(int & models_max, const Models & models, const Queue & queue) {
         }
     }
     // Where nothing is wanted the number stands: another thread may be about to load what it was made for.
-    if (!wanted.empty() || models_max <= 0) {
-        models_max = models_at_once(models_memory(), running, wanted, most);
-    }
+    const int at_once   = models_at_once(models_memory(), running, wanted, most);
+    models_max          = wanted.empty() ? std::max(models_max, at_once) : at_once;
     this_load.has_room  = running.size() < static_cast<size_t>(models_max);
     this_load.n_running = running.size();
+    if (this_load.name && !this_load.has_room) {
+        models_max = 1; // when unload_lru has stopped one, upstream counts again: what is left may still be too much
+    }
 }
 
 // Says, while it lives, which model its thread loads. Upstream stops one model for another; a large one may need several gone.
