@@ -1,5 +1,6 @@
 #include "server/cache_args.h"
 
+#include "server/router/models_memory.h"
 #include "server/shared_folder_flags.h"
 #include "server/user_id.h"
 
@@ -13,8 +14,7 @@
 
 namespace llama_run {
 
-// "64G", "512M", "1.5GiB", "1048576": bytes, in powers of 1024.
-static uint64_t parse_size(const std::string & text) {
+uint64_t parse_size(const std::string & text) {
     size_t end   = 0;
     double bytes = 0;
     try {
@@ -199,6 +199,15 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
           "bytes written in a day at most, like 20G; beyond it only what was asked for twice is (default: no limit)",
           [](common_params & params, const std::string & value) { params.cache_ssd.write_bytes_per_day = parse_size(value); } },
         "LLAMA_ARG_CACHE_SSD_WRITE_BUDGET");
+    add({ { "--models-memory" }, "SIZE",
+          "for a router, bytes that its models may take together, like 20G: as many are loaded as fit (default: they are counted, "
+          "see --models-max, which is a limit beside this one)",
+          [](common_params &, const std::string & value) { models_memory() = parse_size(value); } },
+        "LLAMA_ARG_MODELS_MEMORY");
+    add({ { "--model-need" }, "SIZE",
+          "in a router's preset of a model, bytes that it takes, for --models-memory (default: unknown, it is loaded alone)",
+          [](common_params &, const std::string & value) { parse_size(value); } },
+        "LLAMA_ARG_MODEL_NEED");
 }
 
 } // namespace llama_run

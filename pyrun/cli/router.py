@@ -26,7 +26,8 @@ from pyrun.server.address import choose_address, find_key
 from pyrun.server.command import METADATA_VARIABLE, ServerSettings, choose_cache, server_command
 from pyrun.server.log import OWN_FILE, OWN_FOLDER
 from pyrun.server.port import check_port
-from pyrun.server.router import Preset, at_once, presets_text
+from pyrun.server.router import MEMORY_FLAG, MEMORY_VARIABLE, NEED_FLAG, Preset, Room, at_most, presets_text
+from pyrun.server.words import has_flag
 
 UPSTREAM_AT_ONCE = 4  # what llama-server does by itself: without a profile, nobody knows what a model takes
 OfModel = Callable[[str, ServerOptions], ServerOptions]
@@ -39,7 +40,7 @@ def run_router(home: Home, options: ServerOptions, of_model: OfModel) -> None:
     if options.backend == AUTO:
         console.say(f"backend: {settled.backend} ({settled.why})")
     options = replace(options, backend=settled.backend)
-    presets, together = choose_presets(home, see_models(home), settled.machine, options, of_model, bool(cache))
+    presets, room = choose_presets(home, see_models(home), settled.machine, options, of_model, bool(cache))
     file = home.logs / f"models-{address.port}.ini"
     key = find_key(options.extra, os.environ)
     settings = ServerSettings(
@@ -50,7 +51,7 @@ def run_router(home: Home, options: ServerOptions, of_model: OfModel) -> None:
         web_page=None if has_web_ui(home, options.backend) else home.web_page,
         users_by_metadata=bool(address.open_hosts or key or os.environ.get(METADATA_VARIABLE)),
         extra=options.extra,
-        at_once=together,
+        room=room,
     )
     warn_of_open_server(address, key)
     if options.dry_run:
@@ -64,7 +65,7 @@ def run_router(home: Home, options: ServerOptions, of_model: OfModel) -> None:
     ensure_built(home, options, settled.snapshot)
     _write(file, presets_text(presets))
     names = ", ".join(preset.name for preset in presets)
-    console.say(f'models: {names}; {together} at once; a request names its own: "model": "{presets[0].name}"')
+    console.say(f'models: {names}; a request names its own: "model": "{presets[0].name}"')
     if warning := device_warning(settled):
         console.say(warning)
     use_runtime(settled.machine, options.backend)
@@ -73,11 +74,12 @@ def run_router(home: Home, options: ServerOptions, of_model: OfModel) -> None:
 
 def choose_presets(
     home: Home, seen: list[Seen], machine: Machine, options: ServerOptions, of_model: OfModel, has_cache: bool
-) -> tuple[list[Preset], int]:
-    """A preset for each model that can be served here, and how many fit at once; what is left out is said."""
+) -> tuple[list[Preset], Room]:
+    """A preset for each model that can be served here, and what is loaded together; what is left out is said."""
     presets: list[Preset] = []
-    needs: list[int] = []
+    shares: list[int] = []
     memory = 0
+    said = options.extra
     for one in seen:
         name = Path(one.model.name).name
         own = of_model(name, replace(options, extra=()))
@@ -85,30 +87,40 @@ def choose_presets(
             if one.facts is None:
                 raise one.problem or UserError("it cannot be read")
             words: tuple[str, ...] = ("--ctx-size", str(own.ctx)) if own.ctx else ()
-            need = None
+            share = None
             if own.auto:
                 wishes = read_wishes(own.ctx, (*own.extra, *options.extra), os.environ)
                 profile = choose_profile(one.facts, machine, options.backend, wishes, has_ssd_cache=has_cache)
-                need = profile.need.total
+                share, memory = profile.share, profile.shared_memory
                 words = (*words, *(word for setting in profile.settings for word in setting.flags))
-                memory = profile.memory.both
+                words = (NEED_FLAG, str(share), *words)
             if one.model.path == default_model_path(home):
                 words = (*words, "--chat-template-file", str(CHAT_TEMPLATE), *(SAMPLING if own.auto else ()))
             preset = Preset(name, one.model.path, (*words, *own.extra))
             if not preset.is_writable:
                 raise UserError("its name or settings have ; # or ] in them, which the router cannot read")
             presets.append(preset)
-            needs += [] if need is None else [need]
+            said = (*said, *own.extra)
+            shares += [] if share is None else [share]
         except UserError as error:
             console.say(f"left out: {name}: {error.message}")
     if not presets:
         raise UserError(f"no model in {home.models} can be served", "`llama-run --download` gets one")
     if len({preset.name for preset in presets}) < len(presets):
         raise UserError("two models have the same name, in different folders", "rename one of them")
-    together = at_once(needs, memory) if len(needs) == len(presets) else UPSTREAM_AT_ONCE
-    if needs:
-        console.say(f"memory: the largest takes {max(needs) / GIB:.1f} of {memory / GIB:.1f} GiB")
-    return presets, together
+    return presets, _choose_room(shares if len(shares) == len(presets) else [], memory, said)
+
+
+def _choose_room(shares: list[int], memory: int, said: tuple[str, ...]) -> Room:
+    """`shares` is empty where nobody knows what some model takes. What the user has said the server knows better."""
+    if not shares:
+        console.say("memory: nobody knows what the models take: as many are loaded at once as --models-max says")
+        return Room(UPSTREAM_AT_ONCE)
+    if has_flag(said, MEMORY_FLAG) or os.environ.get(MEMORY_VARIABLE):
+        return Room(len(shares))
+    largest = f"the largest takes {max(shares) / GIB:.1f}"
+    console.say(f"memory: {memory / GIB:.1f} GiB, {largest}: as many are loaded at once as fit")
+    return Room(len(shares) if has_flag(said, NEED_FLAG) else at_most(shares, memory), memory)
 
 
 def _write(file: Path, text: str) -> None:

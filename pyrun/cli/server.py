@@ -283,7 +283,7 @@ def supervise(
     def listen(state: State, detail: str) -> None:
         view(state, detail)
         if state is State.READY and settings.cache:
-            if settings.at_once is None:  # servers of several models are told one by one, which nobody does yet
+            if settings.room is None:  # servers of several models are told one by one, which nobody does yet
                 power.ready()
             # What lies on workers is not the process's own.
             if profile is not None and profile.facts.source == "metadata" and not workers:
@@ -394,9 +394,9 @@ class _View:
         console.say(f"ready at {url} after {seconds:.1f} s ({detail}); Ctrl-C stops it")
         key = find_key(self._settings.extra, os.environ)
         value = key.value if key else None
-        if self._settings.at_once is None:
+        if self._settings.room is None:
             console.say(f"cache: {summary(url, self._home.root, value)}")
-        if self._settings.at_once is None and has_native() and (told := fingerprint(url, value)):
+        if self._settings.room is None and has_native() and (told := fingerprint(url, value)):
             cache, name = told
             remember(cache, self._settings.model, name)  # --list-models asks for it
         console.say(f"page: {url}/dashboard")
@@ -405,7 +405,7 @@ class _View:
                 "warning: llama-server has no tools: it waits 10 s for their list when it starts, and it took longer. "
                 "Start it again, when the machine is less busy"
             )
-        if console.err.is_terminal and self._settings.at_once is None:
+        if console.err.is_terminal and self._settings.room is None:
             self._lines = LiveLines(url, value)
             self._lines.start()
         if not self._seen_ready:

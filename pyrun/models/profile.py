@@ -74,6 +74,19 @@ class Profile:
     settings: tuple[Setting, ...]
     need: Need
     memory: Memory
+    cache_ram: int = 0  # what we let the SSD cache keep in RAM beside the model
+
+    @property
+    def shared_memory(self) -> int:
+        """What models that are loaded together share: the graphics' memory, where there is some. Each was fitted to it
+        as if it were alone, and fills it before it takes RAM."""
+        return self.memory.gpu or self.memory.both
+
+    @property
+    def share(self) -> int:
+        """What it takes of that. The cache counts, too, unless graphics have memory of their own."""
+        has_card = self.memory.gpu > 0 and self.memory.both >= self.memory.gpu + self.memory.ram
+        return self.need.total + (0 if has_card else self.cache_ram)
 
     @property
     def context(self) -> int | None:
@@ -158,9 +171,8 @@ class _Chooser:
         self._template()
         self._loading(placement)
         self._add("threads", str(self.machine.cpu.threads), self.machine.cpu.threads_source)
-        if has_ssd_cache:
-            self._cache(left)
-        return Profile(self.facts, self.backend, tuple(self.settings), wanted, self.memory)
+        cache_ram = self._cache(left) if has_ssd_cache else 0
+        return Profile(self.facts, self.backend, tuple(self.settings), wanted, self.memory, cache_ram)
 
     def _add(self, name: str, value: str, why: str, flags: tuple[str, ...] | None = None) -> None:
         """`flags` are None where the setting's own goes with the value."""
@@ -315,14 +327,15 @@ class _Chooser:
             why = f"not locked: this user may lock {limit / MIB:.0f} MiB (ulimit -l), the model is larger"
             self._add("loading", "mmap", why, ())
 
-    def _cache(self, left: int) -> None:
-        """It gets an eighth of RAM, and less where the model leaves less."""
+    def _cache(self, left: int) -> int:
+        """It gets an eighth of RAM, and less where the model leaves less. Gives the bytes."""
         default = self.machine.ram // 8
         if self.facts.source == "metadata" and left // 2 < default:
             size = max(256, left // 2 // MIB)
             self._add("cache in RAM", f"{size}M", "half of what the model leaves")
-        else:
-            self._add("cache in RAM", f"{default // MIB}M", "an eighth of RAM", ())
+            return size * MIB
+        self._add("cache in RAM", f"{default // MIB}M", "an eighth of RAM", ())
+        return default
 
 
 def _steps(target: int) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyrun.server.address import Address
+from pyrun.server.router import MEMORY_FLAG, Room
 from pyrun.server.words import has_flag
 
 CACHE_FLAG = "--cache-ssd"
@@ -38,15 +39,17 @@ class ServerSettings:
     profile: tuple[str, ...] = ()  # flags that suit the model and the machine
     workers: tuple[str, ...] = ()  # HOST:PORT of those that hold parts of the model
     devices: tuple[str, ...] = ()  # what the model may lie on beside RAM; none: all that there are
-    at_once: int | None = None  # so many of several models may be loaded together; None where there is one model
+    room: Room | None = None  # for several models; None where there is one
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
 
 
 def server_command(settings: ServerSettings) -> list[str]:
-    if settings.at_once is None:
+    if settings.room is None:
         command = [str(settings.binary), "--model", str(settings.model)]
     else:
-        command = [str(settings.binary), "--models-preset", str(settings.model), "--models-max", str(settings.at_once)]
+        command = [str(settings.binary), "--models-preset", str(settings.model)]
+        command += ["--models-max", str(settings.room.at_most)]
+        command += [] if settings.room.memory is None else [MEMORY_FLAG, str(settings.room.memory)]
     address = {"--host": settings.address.host, "--port": str(settings.address.port)}
     command += [word for flag, value in address.items() if not has_flag(settings.extra, flag) for word in (flag, value)]
     command.append("--jinja")

@@ -10,6 +10,8 @@ from pathlib import Path
 from pyrun.server.stop import LONGEST_SECONDS
 
 NUMBER = re.compile(r"-\d")  # a value may be below zero; everything else that begins so is a flag
+# By these the router knows who fits beside whom.
+NEED_FLAG, MEMORY_FLAG, MEMORY_VARIABLE = "--model-need", "--models-memory", "LLAMA_ARG_MODELS_MEMORY"
 COMMENT = re.compile(r"[;#\n\r\]]")  # what the file cannot hold in a value or a name
 
 
@@ -22,6 +24,14 @@ class Preset:
     @property
     def is_writable(self) -> bool:
         return not any(COMMENT.search(text) for text in (self.name, str(self.model), *self.words))
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is loaded together."""
+
+    at_most: int
+    memory: int | None = None  # bytes for all of them; without it they are counted, since nobody knows what each takes
 
 
 def presets_text(presets: Sequence[Preset]) -> str:
@@ -47,11 +57,11 @@ def _is_flag(word: str) -> bool:
     return word.startswith("-") and not NUMBER.match(word)
 
 
-def at_once(needs: Sequence[int], memory: int) -> int:
-    """How many models may be loaded together: so many that even the largest of them fit into the memory."""
+def at_most(needs: Sequence[int], memory: int) -> int:
+    """How many can ever be loaded together: the smallest of them. What is larger than the memory takes all of it."""
     total, count = 0, 0
-    for need in sorted(needs, reverse=True):
-        total += need
+    for need in sorted(needs):
+        total += min(need, memory)
         if total > memory:
             break
         count += 1

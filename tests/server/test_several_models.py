@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,32 +24,45 @@ from toys.corpus import TEXT
 pytestmark = pytest.mark.server
 
 MODELS = ("dense", "hybrid-mamba", "mla")
+FOURTH = "recurrent"
 N_REQUESTS = 15
 PROMPTS = [" ".join(TEXT.split()[start : start + 120]) for start in (0, 200)]
 
 
+Router = Callable[..., str]
+
+
 @pytest.fixture
-def router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """`llama-run --server --all` with three models in room for two."""
+def router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
+    """`llama-run --server --all` with four models: router(FLAG, ..., of_models=WHAT STANDS IN llama-run.toml)."""
     root = make_clone(tmp_path)
     (root / "llama.cpp" / "build").mkdir()
     (root / "llama.cpp" / "build" / "cpu").symlink_to(BINARY.parents[1])
     (root / "pyrun").symlink_to(ROOT / "pyrun")
     (root / "models").mkdir()
-    for name in MODELS:
+    for name in (*MODELS, FOURTH):
         (root / "models" / f"{name}.gguf").symlink_to(toy(name))
     monkeypatch.setenv("LLAMA_RUN_HOME", str(root))
-    port = free_port()
-    words = f"--server --all --backend cpu --no-build --noauto --ctx 2048 --port {port} -- --models-max 2"
+    started = []
     log = tmp_path / "launcher.log"
-    with log.open("wb") as output:
-        launcher = subprocess.Popen([sys.executable, "-m", "pyrun", *words.split()], stdout=output, stderr=output)
-    try:
+
+    def start(*flags: str, of_models: str = "") -> str:
+        (root / "llama-run.toml").write_text(of_models)
+        port = free_port()
+        words = f"--server --all --backend cpu --no-build --noauto --ctx 2048 --port {port} --".split()
+        with log.open("wb") as output:
+            started.append(
+                subprocess.Popen([sys.executable, "-m", "pyrun", *words, *flags], stdout=output, stderr=output)
+            )
         wait_until(lambda: "ready at" in log.read_text(), 60, f"it is ready: {log}")
-        yield f"http://127.0.0.1:{port}"
+        return f"http://127.0.0.1:{port}"
+
+    try:
+        yield start
     finally:
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(60) == 0, log.read_text()
+        for launcher in started:
+            launcher.send_signal(signal.SIGTERM)
+            assert launcher.wait(60) == 0, log.read_text()
 
 
 def asked(prompt: str, model: str | None = None) -> dict[str, Any]:
@@ -57,7 +70,22 @@ def asked(prompt: str, model: str | None = None) -> dict[str, Any]:
     return {**body, "model": model} if model else body
 
 
-def test_models_that_are_swapped_go_on_where_they_were(serve: Serve, router: str) -> None:
+def is_up(url: str) -> set[str]:
+    models = requests.get(f"{url}/models", timeout=20).json()["data"]
+    return {model["id"] for model in models if model["status"]["value"] == "loaded"}
+
+
+def expect_lone_answers(serve: Serve, said: dict[tuple[str, str], Any]) -> None:
+    for name in {name for name, _ in said}:
+        lone = serve(toy(name), "--ctx-size", "2048")
+        for prompt in (prompt for model, prompt in said if model == name):
+            alone = lone.post("/completion", asked(prompt))
+            assert is_same(said[name, prompt], alone["completion_probabilities"])
+        lone.process.terminate()
+
+
+def test_models_that_are_swapped_go_on_where_they_were(serve: Serve, router: Router) -> None:
+    url = router("--models-max", "2")
     rng = random.Random(7)
     turns = [(name, prompt) for name in MODELS for prompt in PROMPTS]
     turns += [(rng.choice(MODELS), rng.choice(PROMPTS)) for _ in range(N_REQUESTS - len(turns))]
@@ -65,7 +93,7 @@ def test_models_that_are_swapped_go_on_where_they_were(serve: Serve, router: str
     loaded: list[str] = []
     swaps = 0
     for name, prompt in turns:
-        answer = requests.post(f"{router}/completion", json=asked(prompt, name), timeout=120).json()
+        answer = requests.post(f"{url}/completion", json=asked(prompt, name), timeout=120).json()
         assert "timings" in answer, answer
         if name not in loaded:
             swaps += 1
@@ -75,10 +103,36 @@ def test_models_that_are_swapped_go_on_where_they_were(serve: Serve, router: str
             assert answer["timings"]["prompt_n"] <= 8, f"{name} was not restored: {json.dumps(answer['timings'])}"
         said[name, prompt] = answer["completion_probabilities"]
     assert swaps > len(MODELS), "some had to make room, and came back"
-    for name in MODELS:
-        lone = serve(toy(name), "--ctx-size", "2048")
-        for prompt in PROMPTS:
-            alone = lone.post("/completion", asked(prompt))
-            assert is_same(said[name, prompt], alone["completion_probabilities"])
-        lone.process.terminate()
-    assert {one["id"] for one in requests.get(f"{router}/v1/models", timeout=20).json()["data"]} >= set(MODELS)
+    expect_lone_answers(serve, said)
+    assert {one["id"] for one in requests.get(f"{url}/v1/models", timeout=20).json()["data"]} >= set(MODELS)
+
+
+def test_models_make_room_by_the_memory_they_take(serve: Serve, router: Router) -> None:
+    """Three small ones fit together; the large one needs all gone, be it asked for or loaded by its name."""
+    one, two, large = MODELS
+    needs = {one: "2G", two: "2G", FOURTH: "2G", large: "6G"}
+    tables = [f"[models.{name}]\narguments = ['--model-need', '{need}']\n" for name, need in needs.items()]
+    url = router("--models-memory", "7G", of_models="".join(tables))
+    said: dict[tuple[str, str], Any] = {}
+
+    def ask(name: str) -> None:
+        answer = requests.post(f"{url}/completion", json=asked(PROMPTS[0], name), timeout=120).json()
+        assert "timings" in answer, answer
+        if before := said.get((name, PROMPTS[0])):
+            assert is_same(answer["completion_probabilities"], before)
+            assert answer["timings"]["prompt_n"] <= 8, f"{name} was not restored: {json.dumps(answer['timings'])}"
+        said[name, PROMPTS[0]] = answer["completion_probabilities"]
+
+    for is_loaded_unasked in (False, True):
+        up: set[str] = set()
+        for name in (one, two, FOURTH):
+            ask(name)
+            up.add(name)
+            assert is_up(url) == up
+        if is_loaded_unasked:
+            loading = requests.post(f"{url}/models/load", json={"model": large}, timeout=60)
+            assert loading.status_code == 200, loading.text
+            wait_until(lambda: large in is_up(url), 60, "the large one is loaded")
+        ask(large)
+        assert is_up(url) == {large}
+    expect_lone_answers(serve, said)

@@ -140,7 +140,7 @@ def test_every_route_is_on_the_page() -> None:
 
 def test_every_flag_is_on_the_page() -> None:
     documented = table(CACHE, "Flags")
-    assert set(documented) == set(FLAGS) and len(FLAGS) == 30
+    assert set(documented) == set(FLAGS) and len(FLAGS) == 32
     variables = dict(zip(FLAGS, re.findall(r'"(LLAMA_ARG_\w+)"', ARGS), strict=True))
     for flag, row in documented.items():
         assert row.split(" | ")[0] == f"`{variables[flag]}`", flag
