@@ -72,7 +72,8 @@ def make_page(npm: str | None, sources: Path, folder: Path) -> Path | None:
         console.show_hint(f"`llama-run build` tries it again; the full log is {log}")
         return None
     finally:
-        shutil.rmtree(work, ignore_errors=True)  # its packages take 700 MB, and are in npm's own cache
+        with console.waiting("removing the packages"):  # they take 700 MB, and are in npm's own cache
+            shutil.rmtree(work, ignore_errors=True)
     made_of.write_text(digest, encoding="utf-8")
     console.say(f"the web page is made, in {console.duration(time.monotonic() - started)}")
     return page
