@@ -62,4 +62,4 @@ def _native_hint() -> str:
         return "run ./llama-run from the clone: it builds it"
     if is_bundle():
         return f"run the bundle with the Python it was made with, or {IN_FULL}"
-    return "install for this Python from source, with a C++ compiler: pip install --no-binary llama-run llama-run"
+    return "install the source package with this Python, which needs a C++ compiler: pip install llama_run-*.tar.gz"
