@@ -208,14 +208,26 @@ class Progress:
 
 
 @contextmanager
-def waiting(message: str) -> Iterator[None]:
-    """Shows a spinner with the message on a terminal, and one line elsewhere."""
+def waiting(message: str) -> Iterator[Callable[[str], None]]:
+    """Shows a spinner with the message on a terminal, and one line elsewhere.
+
+    What it yields is told how it goes: that stands behind the message, or on a line of its own now and then.
+    """
     if err.is_terminal:
-        with err.status(escape(message)):
-            yield
-    else:
-        say(message)
-        yield
+        with err.status(escape(message)) as status:
+            # One line is kept: behind the spinner, a longer one would be wrapped.
+            yield lambda detail: status.update(escape(_encodable(f"{message}: {detail}")[: err.width - 4]))
+        return
+    say(message)
+    last_line = time.monotonic()
+
+    def tell(detail: str) -> None:
+        nonlocal last_line
+        if time.monotonic() - last_line >= Progress.LINE_SECONDS:
+            last_line = time.monotonic()
+            say(f"{message}: {detail}")
+
+    yield tell
 
 
 def is_interactive() -> bool:

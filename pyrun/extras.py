@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import util
 
 from pyrun.errors import UserError
@@ -30,10 +31,18 @@ def has_native() -> bool:
 def explain_import(error: ImportError) -> UserError | None:
     """Explains what a person can mend; None where the fault is ours."""
     if "_kernels" in str(error):
-        return UserError("the native module is not built for this Python", _native_hint())
+        return no_native("this reads or changes stored state, or the memory, itself")
     package = (error.name or "").partition(".")[0]
     extra = next((name for name, packages in EXTRAS.items() if package in packages), None)
     return missing_extra(package, extra) if extra else None
+
+
+def no_native(what: str) -> UserError:
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return UserError(
+        f"{what}: the native module is not built for this Python ({python})",
+        f"`llama-run cache ls` works while a server runs; for everything, {_native_hint()}",
+    )
 
 
 def missing_extra(package: str, extra: str) -> UserError:
@@ -53,4 +62,4 @@ def _native_hint() -> str:
         return "run ./llama-run from the clone: it builds it"
     if is_bundle():
         return f"run the bundle with the Python it was made with, or {IN_FULL}"
-    return "install for this Python from source, with a C++ compiler: pip install --no-binary llama-run llama-run"
+    return "install the source package with this Python, which needs a C++ compiler: pip install llama_run-*.tar.gz"

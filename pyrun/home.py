@@ -101,6 +101,11 @@ class Home:
     def build(self, backend: str) -> Path:
         return self.root / "llama.cpp" / "build" / backend
 
+    @property
+    def upstream_page(self) -> Path:
+        """It holds upstream's web page, which is the same in every build."""
+        return self.build("web-page")
+
     def server_binary(self, backend: str) -> Path:
         return self.build(backend) / "bin" / "llama-server"
 

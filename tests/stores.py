@@ -89,6 +89,14 @@ def flip_last_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
+# Runs llama-run as a Python does that the native module is not built for.
+WITHOUT_NATIVE = (
+    sys.executable,
+    "-c",
+    "import sys; sys.modules['pyrun._kernels'] = None; from pyrun.cli.main import main; main(sys.argv[1:])",
+)
+
+
 def make_clone(root: Path) -> Path:
     (root / "llama.cpp").mkdir()
     shutil.copy(ROOT / "llama.cpp" / "upstream.toml", root / "llama.cpp")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -13,10 +12,12 @@ from pathlib import Path
 from pyrun import console
 from pyrun.build.backend import Addition, addition, check_buildable
 from pyrun.build.configure import BuildSettings, cmake_definitions
+from pyrun.build.digest import folder_digest
 from pyrun.build.lock import build_lock
 from pyrun.build.ninja import run_logged
 from pyrun.build.rocm_sdk import read_rocm_sdk
 from pyrun.build.toolchain import Toolchain, find_toolchain
+from pyrun.build.upstream_page import make_page, page_of, place_page
 from pyrun.build.vulkan_headers import ensure_vulkan_headers
 from pyrun.bundle.manifest import read_manifest
 from pyrun.errors import UserError
@@ -41,7 +42,7 @@ class BuildRequest:
     jobs: int | None = None
     clean: bool = False
     origin: str = "pypi"
-    web_ui: bool = True
+    web_ui: bool | None = None  # whether upstream's page is made for it; None: as it was built before, else yes
     target: str | None = None  # the processor to build for, where that is not this machine's
     keep_source: bool = False  # a clean build may keep it: it was made anew for another one just now
 
@@ -73,26 +74,28 @@ def build(home: Home, request: BuildRequest, snapshot: Snapshot | None = None) -
         added = prepare_backend(home, request, snapshot or take_snapshot(home, request.backend))
         if request.clean and folder.exists():
             shutil.rmtree(folder)
+        if request.clean and not request.keep_source:
+            shutil.rmtree(home.upstream_page, ignore_errors=True)
         tree = source.prepare(home, request.origin, clean=request.clean and not request.keep_source)
-        settings = BuildSettings(
-            request.backend,
-            version(),
-            tree.pin,
-            home.kernels,
-            web_ui=request.web_ui and tools.npm is not None,
-            addition=added.definitions,
-        )
+        settings = BuildSettings(request.backend, version(), tree.pin, home.kernels, addition=added.definitions)
         definitions = cmake_definitions(settings, tools)
         stamp = folder / "llama-run-build.json"
-        inputs: dict[str, object] = {"source": tree.commit, "kernels": _digest(home.kernels), "cmake": definitions}
+        inputs: dict[str, object] = {
+            "source": tree.commit,
+            "kernels": folder_digest(home.kernels, SOURCES),
+            "cmake": definitions,
+        }
         if request.backend == "rocm" and (sdk := read_rocm_sdk(home.rocm_sdk)):
             inputs["rocm"] = sdk.sha256
-        if not tree.edited and server.exists() and _read_json(stamp) == inputs:
+        has_page = has_web_ui(home, request.folder_name)
+        wants_page = _wants_page(request, built=stamp.exists(), has_page=has_page)
+        as_wanted = has_page == wants_page or (wants_page and tools.npm is None)
+        if not tree.edited and server.exists() and _read_json(stamp) == inputs and as_wanted:
             return BuildResult(server, time.monotonic() - started, changed=False)
         if tree.edited:
             console.say(f"building with the edits in {home.source}")
         stamp.unlink(missing_ok=True)
-        _compile(home, request, tools, definitions, added.environment, folder)
+        _compile(home, request, tools, definitions, added.environment, folder, wants_page)
         stamp.write_text(json.dumps(inputs, indent=1), encoding="utf-8")
     return BuildResult(server, time.monotonic() - started, changed=True)
 
@@ -113,7 +116,14 @@ def has_web_ui(home: Home, backend: str) -> bool:
     """Says whether upstream's own page is embedded in the built server."""
     if isinstance(home, BundledHome):
         return read_manifest(home.bundle_file).has_web_ui
-    return (home.build(backend) / "tools" / "ui" / "dist" / "index.html").exists()
+    return (page_of(home.build(backend)) / "index.html").exists()
+
+
+def _wants_page(request: BuildRequest, *, built: bool, has_page: bool) -> bool:
+    """Whoever does not say so gets what was built before: a start does not wait for npm once more."""
+    if request.web_ui is not None:
+        return request.web_ui
+    return has_page or not built
 
 
 def prepare_backend(home: Home, request: BuildRequest, snapshot: Snapshot) -> Addition:
@@ -133,10 +143,13 @@ def _compile(
     definitions: dict[str, str],
     environment: dict[str, str],
     folder: Path,
+    wants_page: bool,
 ) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_space(folder, NEEDED_BYTES[request.backend])
+        page = make_page(tools.npm, home.source / "tools" / "ui", home.upstream_page) if wants_page else None
+        place_page(page, folder)
         log = folder / "build.log"
         log.write_bytes(b"")
         configured = folder / CONFIGURED
@@ -187,15 +200,6 @@ def _check_space(folder: Path, needed: int) -> None:
             f"a build needs about {needed / 1e9:.1f} GB, and only {free / 1e9:.1f} GB are free in {folder}",
             "free some disk space and run again",
         )
-
-
-def _digest(folder: Path) -> str:
-    """Tells whether anything changed that the server is compiled from, or by."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in SOURCES and path.is_file():
-            digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def _read_json(path: Path) -> object:

@@ -19,7 +19,6 @@ class BuildSettings:
     version: str  # llama-run's own
     pin: Pin
     kernels: Path
-    web_ui: bool
     addition: dict[str, str]  # what the backend and the processor add
 
 
@@ -41,8 +40,8 @@ def cmake_definitions(settings: BuildSettings, tools: Toolchain) -> dict[str, st
         # Without this upstream asks git, which would answer with llama-run's own commit.
         "LLAMA_BUILD_COMMIT": settings.pin.short_commit,
         "LLAMA_BUILD_NUMBER": "0",
-        # The web page is built with node where that is, else the launcher serves ours. It is never downloaded unasked.
-        "LLAMA_BUILD_UI": "ON" if settings.web_ui else "OFF",
+        # The web page is made before (upstream_page.py), else the launcher serves ours. It is never downloaded unasked.
+        "LLAMA_BUILD_UI": "OFF",
         "LLAMA_UI_GZIP": "OFF",  # packed, the page is refused to programs that do not unpack, such as a plain curl
         "LLAMA_USE_PREBUILT_UI": "OFF",
         "LLAMA_RUN_KERNELS": str(settings.kernels),

@@ -18,6 +18,7 @@ from pyrun.build.configure import BuildSettings, cmake_definitions
 from pyrun.build.lock import build_lock
 from pyrun.build.ninja import run_logged
 from pyrun.build.toolchain import find_toolchain
+from pyrun.build.upstream_page import page_of
 from pyrun.errors import UserError
 from pyrun.home import Home, version
 from pyrun.upstream.git import Git
@@ -50,8 +51,7 @@ def build_unpatched(home: Home, backend: str = "cpu") -> Unpatched:
     fixes = compiler_fixes(read_series(home.patches))
     tools = find_toolchain()
     added = prepare_backend(home, BuildRequest(backend), take_snapshot(home, backend))
-    web_ui = tools.npm is not None
-    settings = BuildSettings(backend, version(), pin, home.kernels, web_ui=web_ui, addition=added.definitions)
+    settings = BuildSettings(backend, version(), pin, home.kernels, addition=added.definitions)
     definitions = cmake_definitions(settings, tools)
     definitions = {name: value for name, value in definitions.items() if not name.startswith("LLAMA_RUN_")}
     work.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def build_unpatched(home: Home, backend: str = "cpu") -> Unpatched:
 
 def _take_page(home: Home, backend: str, source: Path) -> None:
     """The web page is not ours to change; building it again would take longer than the server."""
-    page = home.build(backend) / "tools" / "ui" / "dist"
+    page = page_of(home.build(backend))
     if (page / "index.html").exists():
         shutil.copytree(page, source / "tools" / "ui" / "dist", dirs_exist_ok=True)
 

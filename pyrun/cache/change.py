@@ -33,8 +33,6 @@ from pyrun.cache.running import Running, server_of
 from pyrun.errors import UserError
 from pyrun.server.ask import ask
 
-ANONYMOUS = _kernels.user_key("")
-
 
 @dataclass(frozen=True)
 class Collected:
@@ -143,7 +141,7 @@ def select_conversations(cache: Path, hashes: Sequence[str], prefix: str | None 
         for model, c, server in stored:
             if c.hash != name:
                 continue
-            name_space = bytes.fromhex(c.user) if c.user else ANONYMOUS
+            name_space = bytes.fromhex(c.user) if c.user else _kernels.user_key("")
             key = (model.name, c.user, c.hash)
             chosen[key] = Target(model, [c], c.bytes_own, hash=int(c.hash, 16), name_space=name_space, server=server)
     return list(chosen.values())

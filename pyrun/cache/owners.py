@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrun import _kernels
+from pyrun.extras import has_native
 
 FILE = ".models.json"  # it is hidden, because the folder is for stored state
 Identity = dict[str, Any]
@@ -70,4 +71,9 @@ def _is_whole(entry: Any) -> bool:
     if not isinstance(entry, dict) or not {"path", "size", "mtime_ns", "fingerprints"} <= entry.keys():
         return False
     prints = entry["fingerprints"]
-    return isinstance(prints, list) and all(isinstance(p, str) and _kernels.is_fingerprint(p) for p in prints)
+    return isinstance(prints, list) and all(isinstance(p, str) and _may_be_fingerprint(p) for p in prints)
+
+
+def _may_be_fingerprint(name: str) -> bool:
+    """Without the native module no folder is opened by such a name: it is only compared."""
+    return not has_native() or _kernels.is_fingerprint(name)

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import psutil
 
-from pyrun import _kernels, console
-from pyrun.cache.folder import HeldError, Model, Visited, opened
+from pyrun import console
+from pyrun.cache.folder import HeldError, Model, Visited, bytes_on_disk, opened
 from pyrun.cache.look import CacheStats, Conversation, Damage, Listing, Stats, Verified, whole_hash
 from pyrun.cache.running import server_of
 from pyrun.errors import UserError
@@ -74,7 +74,7 @@ def list_server(url: str, key: str | None = None, user: str = "", *, all_users: 
         answer = ask(url, "/cache/conversations" + (f"?user_id={quote(user)}" if user else ""), key)
     found = [_conversation(one) for one in answer["conversations"]]
     found.sort(key=lambda c: (-c.last_used_ms, c.hash))
-    size = _kernels.measure_tree(str(model.path))
+    size = bytes_on_disk(model.path)
     return Visited(told["path"], [Listing(model.name, size, found, sum(told["damaged"].values()), model.owner)], [])
 
 
@@ -111,7 +111,7 @@ def server_stats(url: str, key: str | None = None) -> CacheStats:
     aside = model.quarantined()
     stats = Stats(
         fingerprint=model.name,
-        bytes=_kernels.measure_tree(str(model.path)),
+        bytes=bytes_on_disk(model.path),
         conversations=state["conversations"],
         users=state["users"],
         turns=state["checkpoints"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -10,11 +11,25 @@ from pyrun.cache.folder import Held
 from pyrun.errors import UserError
 from pyrun.server.address import choose_address, find_key
 
+CACHE_FLAG = "--cache-ssd"
+
 
 @dataclass(frozen=True)
 class Running:
     url: str
     key: str | None = field(default=None, repr=False)
+
+
+def servers_of(cache: Path) -> list[Running]:
+    """Finds the servers that keep their state in a folder by what they were started with, where no lock can be read."""
+    found = []
+    for process in psutil.process_iter(["name", "cmdline"]):
+        words = process.info["cmdline"] or []
+        folder = words[words.index(CACHE_FLAG) + 1 :][:1] if CACHE_FLAG in words else []
+        if folder and Path(folder[0]).resolve() == cache.resolve():
+            server = server_of(Held("", process.pid, process.info["name"]))
+            found += [server] if server else []
+    return found
 
 
 def server_of(held: Held) -> Running | None:

@@ -30,11 +30,12 @@ from pyrun.cache.change import (
 from pyrun.cache.folder import HeldError, Model, Visited
 from pyrun.cache.look import Conversation, Listing, Progress, Stats, Verified, cache_stats, list_cache, verify_cache
 from pyrun.cache.remote import keep_on_server, list_server, server_stats, verify_on_server
-from pyrun.cache.running import server_of
+from pyrun.cache.running import server_of, servers_of
 from pyrun.cli.completion import complete_conversation, complete_stored_model
 from pyrun.cli.handover import pull_command, push_command
 from pyrun.cli.why import why_command
 from pyrun.errors import UserError
+from pyrun.extras import has_native, no_native
 from pyrun.home import find_home
 from pyrun.server.address import KEY_VARIABLE, key_of
 from pyrun.server.log import idle_logs
@@ -115,10 +116,12 @@ def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str |
     _check_url(url, folder, model)
     if url:
         found = list_server(url, key_of(os.environ), all_users=all_users)
-    else:
+    elif has_native():
         found = _ask_holders(
             list_cache(_cache(folder), model), lambda url, key: list_server(url, key, all_users=all_users)
         )
+    else:
+        found = _ask_running(_cache(folder), model, all_users=all_users)
     if not all_users:
         found = _of_nobody(found)
     if as_json:
@@ -134,6 +137,18 @@ def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str |
     if damaged:
         console.say(f"warning: damage in {_count(damaged, 'file')}; `llama-run cache verify` tells more")
     _fail_on_held(found)
+
+
+def _ask_running(cache: Path, prefix: str | None, *, all_users: bool) -> Visited[Listing]:
+    """Lists what servers tell: without the native module, the files cannot be read."""
+    servers = servers_of(cache)
+    if not servers:
+        raise no_native(f"no server of yours is running with {cache}, and its files cannot be read without one")
+    wanted = (prefix or "").lower()
+    told = [one for server in servers for one in list_server(server.url, server.key, all_users=all_users).models]
+    chosen = [one for one in told if one.fingerprint.startswith(wanted) or wanted in (one.model or "").lower()]
+    console.say("only what running servers have open is listed: the native module is not built for this Python")
+    return Visited(str(cache), chosen, [])
 
 
 def _of_nobody(found: Visited[Listing]) -> Visited[Listing]:

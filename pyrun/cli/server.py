@@ -396,7 +396,7 @@ class _View:
         value = key.value if key else None
         if self._settings.room is None:
             console.say(f"cache: {summary(url, self._home.root, value)}")
-        if self._settings.room is None and has_native() and (told := fingerprint(url, value)):
+        if self._settings.room is None and (told := fingerprint(url, value)):
             cache, name = told
             remember(cache, self._settings.model, name)  # --list-models asks for it
         console.say(f"page: {url}/dashboard")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
 import requests
 from cache_server import Serve, toy
-from stores import make_clone, run, run_json
+from stores import WITHOUT_NATIVE, make_clone, run, run_json
 
 from pyrun._kernels import user_key
 from pyrun.cache.owners import remember
@@ -36,6 +38,25 @@ def test_server_that_has_the_state_is_asked_and_removes(
     assert server.complete(prompt, n_predict=1, llama_user_id="alice").reused == 0
     code, _, err = run(capsys, "cache", "gc", "--corrupt", "--cache-ssd", kv)
     assert code == 1 and "stop that server first" in err
+
+
+def test_server_tells_what_is_stored_where_the_native_module_is_missing(
+    serve: Serve, kv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(make_clone(tmp_path)))
+    server = serve(toy("dense"), "--ctx-size", "2048", cache=kv)
+    server.complete(server.tokens("Once upon a time there was a server that was asked by a newer Python."), n_predict=1)
+    server.flush()
+    remember(kv, toy("dense"), server.get("/cache")["fingerprint"])
+    command = ["cache", "ls", "--json", "--cache-ssd", str(kv)]
+    (expected,) = run_json(capsys, *command)["models"]
+    for how in (command, [*command, "--model", "DENSE"], ["cache", "ls", "--json", "--url", server.url]):
+        asked = subprocess.run([*WITHOUT_NATIVE, *how], capture_output=True, text=True)
+        assert asked.returncode == 0, asked.stderr
+        (listing,) = json.loads(asked.stdout)["models"]
+        assert listing["conversations"] == expected["conversations"] and listing["model"] == toy("dense").stem
+    others = subprocess.run([*WITHOUT_NATIVE, *command, "--model", "qwen"], capture_output=True, text=True)
+    assert json.loads(others.stdout)["models"] == []
 
 
 def test_server_does_for_the_owner_of_the_folder_what_concerns_all_users(

@@ -14,6 +14,7 @@ from helpers import ROOT, wait_until
 
 from pyrun.build import builder
 from pyrun.build.configure import BuildSettings, cmake_definitions
+from pyrun.build.digest import folder_digest
 from pyrun.build.lock import build_lock
 from pyrun.build.ninja import run_logged
 from pyrun.build.toolchain import Toolchain, find_toolchain
@@ -83,11 +84,11 @@ def test_build_of_a_copied_clone_can_be_configured(tmp_path: Path) -> None:
 def test_a_change_to_what_the_server_is_built_from_is_noticed(tmp_path: Path, name: str) -> None:
     kernels = tmp_path / "kernels"
     shutil.copytree(ROOT / "kernels", kernels)
-    before = builder._digest(kernels)
+    before = folder_digest(kernels, builder.SOURCES)
     (kernels / "notes.md").write_text("Nobody compiles this.\n")
-    assert builder._digest(kernels) == before
+    assert folder_digest(kernels, builder.SOURCES) == before
     (kernels / name).write_text((kernels / name).read_text() + "\n")
-    assert builder._digest(kernels) != before
+    assert folder_digest(kernels, builder.SOURCES) != before
 
 
 def test_build_without_room_does_not_start(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_missing_compiler_is_found_before_cmake(
 
 
 def test_server_knows_its_pin() -> None:
-    settings = BuildSettings("cpu", "1.2.3", PIN, Path("/k"), web_ui=False, addition={"GGML_NATIVE": "ON"})
+    settings = BuildSettings("cpu", "1.2.3", PIN, Path("/k"), addition={"GGML_NATIVE": "ON"})
     definitions = cmake_definitions(settings, TOOLS)
     assert definitions["LLAMA_RUN_VERSION"] == "1.2.3"
     assert definitions["LLAMA_RUN_PIN"] == PIN.commit
@@ -123,11 +124,10 @@ def test_server_knows_its_pin() -> None:
     [("cpu", ["C", "CXX"]), ("vulkan", ["C", "CXX"]), ("rocm", ["C", "CXX", "HIP"]), ("cuda", ["C", "CXX", "CUDA"])],
 )
 def test_ccache_is_used(backend: str, languages: list[str]) -> None:
-    settings = BuildSettings(backend, "1.2.3", PIN, Path("/k"), web_ui=True, addition={})
+    settings = BuildSettings(backend, "1.2.3", PIN, Path("/k"), addition={})
     definitions = cmake_definitions(settings, Toolchain("c++", "cmake", "ninja", "/usr/bin/ccache", "npm"))
     used = [name for name, value in definitions.items() if value == "/usr/bin/ccache"]
     assert used == [f"CMAKE_{language}_COMPILER_LAUNCHER" for language in languages]
-    assert definitions["LLAMA_BUILD_UI"] == "ON"
 
 
 def test_second_build_says_whom_it_waits_for(tmp_path: Path) -> None:
