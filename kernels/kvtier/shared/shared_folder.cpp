@@ -142,7 +142,7 @@ status shared_folder::list(shared_listing & out) {
     for (const dir_entry & entry : entries) {
         uint64_t size = 0;
         if (entry.type == file_type::file && parse_incoming(entry.name, size)) {
-            out.unfinished.push_back(entry.name);
+            out.unfinished.push_back({ entry.name, entry.size, entry.modified_ms });
             out.bytes_claimed += disk_size(size);
         }
     }
@@ -316,7 +316,7 @@ status shared_folder::write(const shared_copy & copy, uint64_t limit, const std:
     file.reset();
     s = s.is_ok() ? e.rename(unfinished, path) : s;
     if (!s.is_ok()) {
-        (void) e.remove_file(unfinished).is_ok(); // Else the evictor does, some time.
+        (void) e.remove_file(unfinished).is_ok(); // Else whoever looks does, some time.
     }
     return s;
 }

@@ -48,13 +48,20 @@ struct shared_file {
     int64_t     modified_ms = 0; // when it was written or last used, by somebody's clock
 };
 
+// In incoming/: it is being written, or was.
+struct unfinished_file {
+    std::string name;
+    uint64_t    bytes       = 0; // so far
+    int64_t     modified_ms = 0; // by somebody's clock
+};
+
 struct shared_listing {
-    std::vector<shared_file> files;
-    std::vector<std::string> unfinished;      // names in incoming/
-    uint64_t                 bytes_claimed = 0; // that they will have
-    uint64_t                 bytes         = 0; // of all of it, with those
-    std::vector<std::string> unreadable;        // folders that were passed over
-    std::string              problem;           // with the first of them
+    std::vector<shared_file>     files;
+    std::vector<unfinished_file> unfinished;
+    uint64_t                     bytes_claimed = 0; // that they will have
+    uint64_t                     bytes         = 0; // of all of it, with those
+    std::vector<std::string>     unreadable;        // folders that were passed over
+    std::string                  problem;           // with the first of them
 };
 
 // What is read of a file, and where to.

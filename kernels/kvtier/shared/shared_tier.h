@@ -18,6 +18,7 @@
 #include "kvtier/shared/shared_folder.h"
 #include "kvtier/shared/shared_index.h"
 #include "kvtier/shared/shared_notes.h"
+#include "kvtier/shared/unfinished_watch.h"
 #include "kvtier/shared/watched_env.h"
 #include "kvtier/store.h"
 
@@ -51,7 +52,7 @@ struct shared_options {
     ms          idle_refresh{ 30000 };
     ms          longest_look{ 200 };  // so long a prompt waits for the folder to be looked at
     ms          term{ 60000 };        // of the lease
-    ms          unfinished{ 600000 }; // a file that is not complete by then is nobody's
+    ms          unfinished{ 600000 }; // a file that nobody has gone on writing for so long is nobody's
     ms          touch{ 60000 };       // a use is told to the folder that often
     // The tier's thread calls them. Off, and why; empty: on again. What could not be read, when that begins.
     std::function<void(const std::string & why)> on_change;
@@ -168,7 +169,7 @@ private:
     bool refresh();
     void renew_lease(const std::string & found);
     void evict(double high, double low);
-    void remove_old_unfinished();
+    void remove_unfinished(std::vector<std::string> names);
     void remove_pending();
     void publish_all();
     status publish_object(const local_object & object, uint64_t removals_before);
@@ -227,7 +228,7 @@ private:
     uint64_t                           limit = 0;
     bool                               needs_room = false;
     clock::time_point                  publish_after;
-    std::map<std::string, clock::time_point> unfinished_since;
+    unfinished_watch                   unfinished;
     std::map<key, int64_t>             published; // runs and anchors, with when they were last used then
     std::map<std::string, int64_t>     touched;   // files, likewise
 

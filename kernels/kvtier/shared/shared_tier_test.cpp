@@ -441,6 +441,36 @@ TEST(what_a_killed_writer_has_left_goes) {
     CHECK(within(10s, [&] { return !network.exists(left); }));
 }
 
+TEST(whoever_looks_removes_what_a_killed_writer_has_left) {
+    network_disk   network;
+    shared_options o = quick();
+    o.term = std::chrono::hours(1);
+    network.put(std::string(shared_dir) + "/evictor.lease", "llama-run evictor 1\nsomebody 1\n");
+    const server a(network, {}, o);
+    CHECK(a.save_and_publish(random_tokens(1, 100)));
+    const std::string left = std::string(shared_dir) + "/incoming/0123456789abcdef-0000000000001000";
+    network.put(left, "half");
+    CHECK(within(10s, [&] { return !network.exists(left); }));
+    CHECK(!a.tier->stats().evicts);
+}
+
+TEST(a_file_that_is_being_written_is_never_taken_for_one_that_was_left) {
+    using clock = unfinished_watch::clock;
+    const clock::time_point start{};
+    unfinished_watch        watch(600s);
+    // One grows, of one only the time changes (by a clock that is set back), and one was left.
+    std::vector<unfinished_file> files = { { "grows", 0, 5000 }, { "touched", 0, 5000 }, { "left", 0, 5000 } };
+    for (int minute = 0; minute < 30; minute++) {
+        files[0].bytes += 1;
+        files[1].modified_ms -= 1000;
+        const std::vector<std::string> nobodys = watch.look(files, start + std::chrono::minutes(minute));
+        CHECK(nobodys == (minute < 10 ? std::vector<std::string>() : std::vector<std::string>{ "left" }));
+    }
+    CHECK(watch.look({ files[0], files[1] }, start + 2400s).size() == 2); // They were last seen to change ten minutes before.
+    files[2].name = "another";
+    CHECK(watch.look({ files[2] }, start + 9000s).empty()); // What is seen for the first time is not old, whatever it says.
+}
+
 TEST(removing_a_conversation_removes_it_from_the_folder_too) {
     network_disk network;
     const server a(network);
