@@ -102,6 +102,12 @@ public:
         return owner.before(path, false);
     }
 
+    status modified_ms(int64_t & out) const override {
+        mutex_lock guard(owner.mu);
+        out = file->modified_ms;
+        return owner.before(path, false);
+    }
+
 private:
     fault_env &                            owner;
     const std::string                      path;

@@ -221,6 +221,10 @@ private:
     bool              is_direct = false;
 };
 
+int64_t modified_ms_of(const struct stat & info) {
+    return static_cast<int64_t>(info.st_mtime) * 1000;
+}
+
 class posix_writable : public writable_file {
 public:
     posix_writable(std::string path, int fd) : path(std::move(path)), fd(fd) {}
@@ -252,6 +256,15 @@ public:
 
     status close() override {
         return fd.reset() == 0 ? status::ok() : from_errno(path, "close", errno);
+    }
+
+    status modified_ms(int64_t & out) const override {
+        struct stat info;
+        if (::fstat(fd.get(), &info) != 0) {
+            return from_errno(path, "stat", errno);
+        }
+        out = modified_ms_of(info);
+        return status::ok();
     }
 
 private:
@@ -347,7 +360,7 @@ public:
             entry.type        = S_ISREG(info.st_mode) ? file_type::file
                               : S_ISDIR(info.st_mode) ? file_type::folder : file_type::other;
             entry.size        = S_ISREG(info.st_mode) ? space_of(info) : 0;
-            entry.modified_ms = static_cast<int64_t>(info.st_mtime) * 1000;
+            entry.modified_ms = modified_ms_of(info);
             visit(std::move(entry));
         }
         ::closedir(dir);

@@ -131,6 +131,21 @@ TEST(what_others_have_written_since_the_last_look_counts) {
     CHECK(n_bytes > o.limit / 2);
 }
 
+TEST(the_folder_is_not_counted_anew_for_every_file) {
+    network_disk   network;
+    shared_options o = quick();
+    o.refresh = o.idle_refresh = 60s; // It is looked at when somebody asks alone.
+    const server a(network, {}, o);
+    CHECK(a.tier->publish(10s));
+    for (uint64_t i = 0; i < 30; i++) {
+        CHECK(a.save(random_tokens(i, 16)));
+    }
+    const int before = network.n_counted;
+    CHECK(a.tier->publish(10s));
+    CHECK(objects(network).size() == 30);
+    CHECK(network.n_counted - before <= 3); // the look of the round, and those of what is written with one count
+}
+
 TEST(a_file_that_cannot_be_removed_does_not_keep_others_from_being_evicted) {
     network_disk   network;
     shared_options o = quick();

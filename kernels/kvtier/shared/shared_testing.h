@@ -24,6 +24,7 @@ struct network_disk : failing_env {
     std::atomic<bool> hangs{ false };
     std::atomic<bool> is_stale{ false }; // files are listed that are gone
     std::atomic<int>  ms_per_name{ 0 };  // that a list takes
+    std::atomic<int>  n_counted{ 0 };    // how often what is being written was listed
 
     status open_file(const std::string & path, std::unique_ptr<readable_file> & out) override {
         wait();
@@ -35,6 +36,7 @@ struct network_disk : failing_env {
     }
     status list_dir(const std::string & path, std::vector<dir_entry> & out) override {
         wait();
+        n_counted += contains(path, "/incoming");
         return failing_env::list_dir(path, out);
     }
     status scan_dir(const std::string & path, const entry_visitor & found) override {

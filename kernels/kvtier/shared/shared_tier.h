@@ -124,6 +124,7 @@ private:
         watched_env                       e;
         shared_folder                     folder;
         shared_index                      index;
+        std::atomic<uint64_t>             n_removals{ 0 };
     };
 
     struct folder_job {
@@ -145,6 +146,15 @@ private:
         int64_t                  used_ms   = 0;
         std::set<key>            missing;       // in the folder: runs, or the anchor
         std::vector<shared_name> there;         // files that have the rest
+    };
+
+    // A round of publishing: what is written next, with one look at what the folder has.
+    struct publishing {
+        uint64_t                          removals_before = 0;
+        uint64_t                          n_left          = 0; // objects
+        std::vector<shared_copy>          copies;
+        uint64_t                          bytes = 0; // of them
+        std::vector<const local_object *> whole;     // objects that are there when these copies are
     };
 
     // the folder's threads
@@ -172,8 +182,10 @@ private:
     void remove_unfinished(std::vector<std::string> names);
     void remove_pending();
     void publish_all();
-    status publish_object(const local_object & object, uint64_t removals_before);
-    status publish_copy(shared_copy copy, uint64_t removals_before);
+    status publish_object(const local_object & object, publishing & now);
+    status add_copy(shared_copy copy, publishing & now);
+    status write_copies(publishing & now);
+    void   note_published(const std::vector<shared_copy> & copies, const std::vector<shared_written> & written);
     void touch_used(const std::vector<local_object> & used);
 
     std::vector<local_object> objects_in_use() const;
@@ -199,7 +211,6 @@ private:
     shared_notes          notes;
 
     shared_mutex          saving;   // a removal is not followed by what was fetched before it
-    std::atomic<uint64_t> n_removals{ 0 };
     std::atomic<bool>     stopping{ false };
 
     mutable mutex      mu;
