@@ -212,7 +212,13 @@ status shared_folder::read_anchor(const shared_file & file, anchor_head & out) {
 
 status shared_folder::read(const shared_name & name, uint64_t file_size, const std::vector<shared_read> & parts,
                            const std::atomic<bool> & abandoned) {
-    const std::string              path = path_of(name);
+    const std::string path = path_of(name);
+    const status      s    = read_once(path, file_size, parts, abandoned);
+    return s.is_miss() && !abandoned ? read_once(path, file_size, parts, abandoned) : s;
+}
+
+status shared_folder::read_once(const std::string & path, uint64_t file_size, const std::vector<shared_read> & parts,
+                                const std::atomic<bool> & abandoned) {
     std::unique_ptr<readable_file> file;
     if (status s = e.open_file(path, file); !s.is_ok()) {
         return s;

@@ -106,7 +106,7 @@ public:
     status read_segment(const shared_file & file, segment_head & out);
     status read_anchor(const shared_file & file, anchor_head & out);
 
-    // Fills the buffers and checks them.
+    // Fills the buffers and checks them. A handle that goes stale meanwhile is opened again, once.
     status read(const shared_name & name, uint64_t file_size, const std::vector<shared_read> & parts, const std::atomic<bool> & abandoned);
 
     // Writes files in their order, and says what became of each: nothing happens to one that is there, and those that the folder
@@ -137,6 +137,8 @@ private:
     status      claim_one(const shared_copy & copy, claim & out, bool & was_there);
     void        keep_what_fits(uint64_t limit, std::vector<claim> & claims, std::vector<shared_written> & out);
     status      write_claimed(const shared_copy & copy, claim & own, const std::function<bool()> & is_wanted, int64_t & modified_ms);
+    status      read_once(const std::string & path, uint64_t file_size, const std::vector<shared_read> & parts,
+                          const std::atomic<bool> & abandoned);
     status      write_all(writable_file & file, const shared_copy & copy, const std::function<bool()> & is_wanted);
     status      make_folders(const shared_place & place);
     std::string path_of(const shared_name & name) const;

@@ -23,12 +23,19 @@ struct network_disk : failing_env {
 
     std::atomic<bool> hangs{ false };
     std::atomic<bool> is_stale{ false }; // files are listed that are gone
+    std::atomic<int>  n_stale_reads{ 0 }; // the next reads of segments meet a handle that leads nowhere any more
     std::atomic<int>  ms_per_name{ 0 };  // that a list takes
     std::atomic<int>  n_counted{ 0 };    // how often what is being written was listed
 
     status open_file(const std::string & path, std::unique_ptr<readable_file> & out) override {
         wait();
-        return is_stale && contains(path, ".seg") ? status::miss(path + ": Stale file handle") : failing_env::open_file(path, out);
+        if (is_stale && contains(path, ".seg")) {
+            return stale(path);
+        }
+        std::unique_ptr<readable_file> file;
+        const status                   s = failing_env::open_file(path, file);
+        out = s.is_ok() ? std::make_unique<network_file>(*this, path, std::move(file)) : nullptr;
+        return s;
     }
     status create_file(const std::string & path, std::unique_ptr<writable_file> & out) override {
         wait();
@@ -47,6 +54,26 @@ struct network_disk : failing_env {
     }
 
 private:
+    struct network_file : readable_file {
+        network_file(network_disk & disk, std::string path, std::unique_ptr<readable_file> file)
+            : disk(disk), path(std::move(path)), file(std::move(file)) {}
+
+        uint64_t size() const override { return file->size(); }
+        status   read(uint64_t offset, const span * parts, size_t n_parts) const override {
+            return contains(path, ".seg") && disk.n_stale_reads > 0 && disk.n_stale_reads-- > 0 ? stale(path) : file->read(offset, parts, n_parts);
+        }
+        void   will_need(uint64_t offset, uint64_t size) const override { file->will_need(offset, size); }
+        bool   is_cached(uint64_t offset, uint64_t size) const override { return file->is_cached(offset, size); }
+        void   begin_blocks(uint64_t offset, uint64_t size, bool cached) override { file->begin_blocks(offset, size, cached); }
+        status read_blocks(uint64_t offset, const span & part) override { return file->read_blocks(offset, part); }
+
+        network_disk &                       disk;
+        const std::string                    path;
+        const std::unique_ptr<readable_file> file;
+    };
+
+    static status stale(const std::string & path) { return status::miss(path + ": Stale file handle"); }
+
     void wait() const {
         while (hangs) {
             std::this_thread::sleep_for(std::chrono::milliseconds(5));

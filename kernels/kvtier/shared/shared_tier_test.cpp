@@ -155,6 +155,21 @@ TEST(files_that_have_gone_meanwhile_are_a_miss) {
     CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
 }
 
+TEST(a_handle_that_goes_stale_is_opened_again_once) {
+    network_disk network;
+    const server a(network);
+    const auto   talk = random_tokens(1, 100);
+    CHECK(a.save_and_publish(talk));
+    for (const int n_stale : { 1, 2 }) {
+        const server b(network);
+        CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
+        network.n_stale_reads = n_stale;
+        CHECK(b.restore(talk) == (n_stale == 1 ? 100 : 0)); // What is stale again is evaluated.
+        CHECK(b.tier->stats().failed_fetches == (n_stale == 1 ? 0 : 1));
+        CHECK(b.tier->stats().is_on);
+    }
+}
+
 TEST(a_folder_that_hangs_holds_nobody_up_and_is_used_again_afterwards) {
     static network_disk network; // Calls on it may outlast the test.
     const auto          talk = random_tokens(1, 100);
