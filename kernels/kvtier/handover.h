@@ -86,8 +86,8 @@ public:
 
     const std::string & backend() const { return head.header.backend; } // that computed the state
 
-    // The bytes from wanted() on, however they were cut. What follows a failure begins a new intake. Once nobody wants it any more,
-    // which is a miss, no further part is stored.
+    // The bytes from wanted() on, however they were cut. What follows a failure begins a new intake. Once nobody wants it any
+    // more, which is a miss, no further part is stored.
     status take(const char * data, size_t size, const std::atomic<bool> & is_unwanted);
 
     // Makes what is stored so far a conversation of that name, so that removing the conversation removes it.

@@ -296,7 +296,8 @@ TEST(what_has_come_so_far_goes_with_the_conversation) {
         two_stores                       t(folded_size, "", size_t(1) << 17); // Its rows are several parts.
         const std::string                bytes = t.stream();
         std::unique_ptr<handover_intake> intake;
-        CHECK(handover_intake::begin(*t.b, "", conversation_hash_of_test, bytes.substr(0, handover_head_size(bytes)), 16 * max_part, intake).is_ok());
+        const std::string head = bytes.substr(0, handover_head_size(bytes));
+        CHECK(handover_intake::begin(*t.b, "", conversation_hash_of_test, head, 16 * max_part, intake).is_ok());
         const uint64_t from = intake->wanted();
         const uint64_t n    = (bytes.size() - from) * 9 / 10;
         CHECK(intake->take(bytes.data() + from, n, is_unwanted).is_ok());

@@ -38,8 +38,8 @@ status from_errno(const std::string & path, const char * what, int code) {
     }
 }
 
-// The same of what is to be read. A network file system says ESTALE of a file that somebody else has removed, and that is a miss. Of
-// what is to be removed or listed, it says nothing about what lies there.
+// The same of what is to be read. A network file system says ESTALE of a file that somebody else has removed, and that is a
+// miss. Of what is to be removed or listed, it says nothing about what lies there.
 status from_read_errno(const std::string & path, const char * what, int code) {
     const status s = from_errno(path, what, code);
     return code == ESTALE ? status::miss(s.message()) : s;

@@ -1,4 +1,5 @@
-// Handles of a network file system that lead nowhere any more. No other disk says ESTALE, so these system calls are the test's own.
+// Handles of a network file system that lead nowhere any more. No other disk says ESTALE, so some system calls are the
+// test's own.
 #include "kvtier/store_testing.h"
 
 #include <cerrno>

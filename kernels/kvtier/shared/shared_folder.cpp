@@ -320,7 +320,8 @@ void shared_folder::keep_what_fits(uint64_t limit, std::vector<claim> & claims, 
     }
 }
 
-status shared_folder::write_claimed(const shared_copy & copy, claim & own, const std::function<bool()> & is_wanted, int64_t & modified_ms) {
+status shared_folder::write_claimed(const shared_copy & copy, claim & own, const std::function<bool()> & is_wanted,
+                                    int64_t & modified_ms) {
     status s = make_folders(copy.name.place);
     s = s.is_ok() ? write_all(*own.file, copy, is_wanted) : s;
     s = s.is_ok() ? own.file->modified_ms(modified_ms) : s;

@@ -109,10 +109,12 @@ public:
     // Fills the buffers and checks them. A handle that goes stale meanwhile is opened again, once.
     status read(const shared_name & name, uint64_t file_size, const std::vector<shared_read> & parts, const std::atomic<bool> & abandoned);
 
-    // Writes files in their order, and says what became of each: nothing happens to one that is there, and those that the folder
-    // has no room for within `limit` bytes are over_budget. The folder is listed once for all of them, so they should be few bytes of
-    // it: what is claimed for them others cannot have. is_wanted is asked again and again; what is left when it says no is given up.
-    std::vector<shared_written> write(const std::vector<shared_copy> & copies, uint64_t limit, const std::function<bool()> & is_wanted);
+    // Writes files in their order, and says what became of each: nothing happens to one that is there, and those that the
+    // folder has no room for within `limit` bytes are over_budget. The folder is listed once for all of them, so they should be few
+    // bytes of it: what is claimed for them others cannot have. is_wanted is asked again and again; what is left when it says no
+    // is given up.
+    std::vector<shared_written> write(const std::vector<shared_copy> & copies, uint64_t limit,
+                                      const std::function<bool()> & is_wanted);
 
     status touch(const shared_name & name);  // it counts as used now
     status remove(const shared_name & name); // ok when it is gone already
@@ -136,7 +138,8 @@ private:
     void        give_up(claim & own);
     status      claim_one(const shared_copy & copy, claim & out, bool & was_there);
     void        keep_what_fits(uint64_t limit, std::vector<claim> & claims, std::vector<shared_written> & out);
-    status      write_claimed(const shared_copy & copy, claim & own, const std::function<bool()> & is_wanted, int64_t & modified_ms);
+    status      write_claimed(const shared_copy & copy, claim & own, const std::function<bool()> & is_wanted,
+                              int64_t & modified_ms);
     status      read_once(const std::string & path, uint64_t file_size, const std::vector<shared_read> & parts,
                           const std::atomic<bool> & abandoned);
     status      write_all(writable_file & file, const shared_copy & copy, const std::function<bool()> & is_wanted);

@@ -16,7 +16,8 @@ namespace kvtier {
 // A file of the folder has about so much: several threads read a prompt, and a file that is lost does not cost all of it.
 static constexpr uint64_t max_copy_bytes = uint64_t(16) << 20;
 
-// So much is written with one look at what the folder has, but only a small share of its limit: others cannot have what is claimed.
+// So much is written with one look at what the folder has, but only a small share of its limit: others cannot have what is
+// claimed.
 static constexpr uint64_t max_round_bytes = uint64_t(32) << 20;
 static constexpr size_t   max_round_files = 32;
 static constexpr uint64_t round_share     = 64;
@@ -231,7 +232,8 @@ status shared_tier::write_copies(publishing & now) {
     now.bytes       = 0;
     const auto whole = std::exchange(now.whole, {});
     if (!kept->copies.empty()) {
-        const status called = write([kept, most = limit, before = now.removals_before](core & its, const std::atomic<bool> & abandoned) {
+        const status called = write([kept, most = limit, before = now.removals_before](core & its,
+                                                                                       const std::atomic<bool> & abandoned) {
             kept->written = its.folder.write(kept->copies, most, [&] { return !abandoned && its.n_removals == before; });
             return status::ok();
         });
@@ -257,8 +259,10 @@ status shared_tier::write_copies(publishing & now) {
         return gone.is_ok() ? status::miss("something was removed meanwhile") : gone;
     }
     note_published(kept->copies, kept->written);
-    const auto   failed  = std::find_if(kept->written.begin(), kept->written.end(), [](const shared_written & w) { return !w.result.is_ok(); });
-    const status problem = failed == kept->written.end() ? status::ok() : failed->result;
+    status problem = status::ok();
+    for (const shared_written & written : kept->written) {
+        problem = problem.is_ok() ? written.result : problem;
+    }
     if (problem.is_ok()) {
         now.n_left -= whole.size();
         for (const local_object * object : whole) {
@@ -274,7 +278,8 @@ status shared_tier::add_copy(shared_copy copy, publishing & now) {
     const write_budget * const writes    = rooms.options.writes.get();
     const uint64_t             most      = std::min(max_round_bytes, limit / round_share);
     const auto                 is_beyond = [&] {
-        return writes != nullptr && writes->is_limited() && writes->totals().today + now.bytes + copy.bytes() > writes->totals().budget;
+        return writes != nullptr && writes->is_limited() &&
+               writes->totals().today + now.bytes + copy.bytes() > writes->totals().budget;
     };
     const bool is_full = now.bytes + copy.bytes() > most || now.copies.size() >= max_round_files;
     if ((is_full || is_beyond()) && !now.copies.empty()) {

@@ -60,7 +60,8 @@ private:
 
         uint64_t size() const override { return file->size(); }
         status   read(uint64_t offset, const span * parts, size_t n_parts) const override {
-            return contains(path, ".seg") && disk.n_stale_reads > 0 && disk.n_stale_reads-- > 0 ? stale(path) : file->read(offset, parts, n_parts);
+            const bool meets = contains(path, ".seg") && disk.n_stale_reads > 0 && disk.n_stale_reads-- > 0;
+            return meets ? stale(path) : file->read(offset, parts, n_parts);
         }
         void   will_need(uint64_t offset, uint64_t size) const override { file->will_need(offset, size); }
         bool   is_cached(uint64_t offset, uint64_t size) const override { return file->is_cached(offset, size); }

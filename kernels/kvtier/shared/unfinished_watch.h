@@ -1,8 +1,9 @@
 // Which files in incoming/ nobody writes any more: a writer that crashed left them.
 //
-// A file that is being written grows, or is modified, and gets its name in the end. Whoever has seen one unchanged for long enough,
-// by a clock of his own that only counts, removes it. What the folder says of its time is compared with what it said before and with
-// nothing else, so neither a wrong clock here nor one there makes a file look old.
+// A file that is being written grows, or is modified, and gets its name in the end. Whoever has seen one unchanged for long
+// enough, by a clock of his own that only counts, removes it. What the folder says of its time is compared with what it said before
+// and with nothing else, so neither a wrong clock here nor one there makes a file look old. One whose writer was stopped for longer
+// is missed by him when he goes on: he writes it again.
 //
 // Pure. Thread safety: none.
 #pragma once

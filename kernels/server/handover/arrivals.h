@@ -1,7 +1,7 @@
 // Conversations that come from another server, between the requests that bring their bytes.
 //
-// Each holds at most one part of its stream in memory. One whose sender was not heard of for a while is given up, and one that somebody
-// removes here ends: its sender is told once, and does not bring back what was removed.
+// Each holds at most one part of its stream in memory. One whose sender was not heard of for a while is given up, and one that
+// somebody removes here ends: its sender is told once, and does not bring back what was removed.
 //
 // Thread safety: all functions may be called from any thread; a work belongs to one. It must outlive all works.
 #pragma once
@@ -48,7 +48,8 @@ public:
     // Null: it is not on its way, or a request works on it. It may have been removed.
     std::unique_ptr<work> go_on(const kvtier::conversation_id & id);
 
-    // Those that this says yes to end. When it returns nothing of them is stored any more, and what is has the conversation's name.
+    // Those that this says yes to end. When it returns nothing more of them is being stored, and what is stored has the
+    // conversation's name.
     void remove(const std::function<bool(const kvtier::conversation_id & id)> & concerns);
 
     void forget_silent(clock::time_point now = clock::now());

@@ -29,8 +29,8 @@ class handover_desk {
 public:
     handover_desk(cache_stores & stores, cache_admin & admin) : stores(stores), admin(admin) {}
 
-    // A place among those that are sent, which each hold a part of their stream and keep it from eviction. Null: there is none. The desk must
-    // outlive it.
+    // A place among those that are sent, which each hold a part of their stream and keep all of it from eviction. Null: there is
+    // none. The desk must outlive it.
     std::shared_ptr<void> begin_sending();
 
     // A conversation as it was when everything answered so far was on disk.
