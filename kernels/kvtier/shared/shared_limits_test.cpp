@@ -8,7 +8,7 @@ using namespace kvtier::test;
 using namespace std::chrono_literals;
 
 TEST(the_budget_holds_and_beginnings_stay_the_longest) {
-    network_disk   network;
+    network_disk & network = new_network_disk();
     shared_options o = quick();
     o.limit = 40 * disk_block;
     const server a(network, {}, o);
@@ -102,7 +102,7 @@ TEST(four_writers_and_an_evictor_keep_a_budget_of_a_tenth_and_the_beginning_that
 }
 
 TEST(what_others_have_written_since_the_last_look_counts) {
-    network_disk   network;
+    network_disk & network = new_network_disk();
     shared_options o = quick();
     o.limit = 20 * disk_block;
     network.no_remove = ".seg"; // Nothing is evicted.
@@ -132,7 +132,7 @@ TEST(what_others_have_written_since_the_last_look_counts) {
 }
 
 TEST(the_folder_is_not_counted_anew_for_every_file) {
-    network_disk   network;
+    network_disk & network = new_network_disk();
     shared_options o = quick();
     o.refresh = o.idle_refresh = 60s; // It is looked at when somebody asks alone.
     const server a(network, {}, o);
@@ -147,7 +147,7 @@ TEST(the_folder_is_not_counted_anew_for_every_file) {
 }
 
 TEST(a_file_that_cannot_be_removed_does_not_keep_others_from_being_evicted) {
-    network_disk   network;
+    network_disk & network = new_network_disk();
     shared_options o = quick();
     o.limit = 20 * disk_block;
     const server a(network, {}, o);
@@ -162,7 +162,7 @@ TEST(a_file_that_cannot_be_removed_does_not_keep_others_from_being_evicted) {
 }
 
 TEST(what_was_just_published_is_not_the_oldest_because_of_a_slow_clock) {
-    network_disk   network;
+    network_disk & network = new_network_disk();
     shared_options o = quick();
     o.limit = 20 * disk_block;
     o.touch = 60s; // A round that touches all of them would make all of them equally new.
@@ -211,7 +211,7 @@ TEST(a_lease_passes_on_after_a_term_without_change_whatever_clocks_say) {
 }
 
 TEST(what_a_killed_writer_has_left_goes) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network);
     CHECK(a.save_and_publish(random_tokens(1, 100)));
     const std::string left = std::string(shared_dir) + "/incoming/0123456789abcdef-0000000000001000";
@@ -220,7 +220,7 @@ TEST(what_a_killed_writer_has_left_goes) {
 }
 
 TEST(whoever_looks_removes_what_a_killed_writer_has_left) {
-    network_disk   network;
+    network_disk & network = new_network_disk();
     shared_options o = quick();
     o.term = std::chrono::hours(1);
     network.put(std::string(shared_dir) + "/evictor.lease", "llama-run evictor 1\nsomebody 1\n");

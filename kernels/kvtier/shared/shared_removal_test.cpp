@@ -6,7 +6,7 @@ using namespace kvtier::test;
 using namespace std::chrono_literals;
 
 TEST(removing_a_conversation_removes_it_from_the_folder_too) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network);
     const auto   prefix = random_tokens(1, 64);
     auto         kept = prefix, gone = prefix;
@@ -38,7 +38,7 @@ TEST(removing_a_conversation_removes_it_from_the_folder_too) {
 }
 
 TEST(what_conversations_share_goes_with_the_last_of_them) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network);
     const auto   prefix = random_tokens(1, 64);
     CHECK(a.save_as(1, prefix) && a.tier->publish(10s));
@@ -64,7 +64,7 @@ TEST(what_conversations_share_goes_with_the_last_of_them) {
 }
 
 TEST(what_cannot_be_removed_now_is_removed_later) {
-    static network_disk network;
+    network_disk & network = new_network_disk();
     const server        a(network);
     const auto          talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
@@ -78,7 +78,7 @@ TEST(what_cannot_be_removed_now_is_removed_later) {
 }
 
 TEST(what_is_evicted_here_while_something_else_is_removed_stays_in_the_folder) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network), b(network);
     const auto   gone = random_tokens(1, 100), kept = random_tokens(2, 100);
     CHECK(a.save_as(1, gone) && a.save_as(2, kept));
@@ -93,7 +93,7 @@ TEST(what_is_evicted_here_while_something_else_is_removed_stays_in_the_folder) {
 }
 
 TEST(what_is_being_removed_is_not_fetched_meanwhile) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     server       a(network);
     const auto   talk = random_tokens(1, 100);
     for (const bool everything : { false, true }) {
@@ -111,7 +111,7 @@ TEST(what_is_being_removed_is_not_fetched_meanwhile) {
 }
 
 TEST(a_removal_that_the_folder_has_refused_outlasts_the_process) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     server       a(network);
     const auto   gone = random_tokens(1, 100), kept = random_tokens(2, 100);
     CHECK(a.save_as(1, gone) && a.save_as(2, kept));
@@ -139,7 +139,7 @@ TEST(a_removal_that_the_folder_has_refused_outlasts_the_process) {
 
 TEST(what_could_not_be_read_when_it_was_to_be_removed_is_removed_later) {
     for (const bool is_folder : { false, true }) {
-        network_disk network;
+        network_disk & network = new_network_disk();
         server       a(network);
         const auto   gone = random_tokens(1, 100);
         CHECK(a.save_as(1, gone) && a.tier->publish(10s));
@@ -161,7 +161,7 @@ TEST(what_could_not_be_read_when_it_was_to_be_removed_is_removed_later) {
 }
 
 TEST(a_file_that_cannot_be_removed_does_not_keep_others_from_being_removed) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     server       a(network);
     CHECK(a.save_as(1, random_tokens(1, 100)) && a.save_as(2, random_tokens(2, 100)) && a.tier->publish(10s));
     CHECK(objects(network).size() == 2);

@@ -17,7 +17,7 @@ namespace kvtier::test {
 
 inline constexpr char shared_dir[] = "/shared";
 
-// A network's disk: its calls hang for as long as a test wants, and it goes on existing for calls that nobody waits for.
+// A network's disk: its calls hang for as long as a test wants.
 struct network_disk : failing_env {
     network_disk() { put_folder(shared_dir); }
 
@@ -81,6 +81,13 @@ private:
         }
     }
 };
+
+// Calls that nobody waits for may outlast the test, and so does the disk.
+inline network_disk & new_network_disk() {
+    static auto * const all = new std::vector<std::unique_ptr<network_disk>>();
+    all->push_back(std::make_unique<network_disk>());
+    return *all->back();
+}
 
 inline shared_options quick() {
     shared_options o;

@@ -7,7 +7,7 @@ using namespace std::chrono_literals;
 
 TEST(what_one_server_has_saved_another_restores) {
     for (const size_t folded_size : { size_t(0), size_t(3000) }) {
-        network_disk network;
+        network_disk & network = new_network_disk();
         model        m;
         m.folded_size = folded_size;
         const server       a(network, m);
@@ -24,7 +24,7 @@ TEST(what_one_server_has_saved_another_restores) {
 }
 
 TEST(what_has_come_from_there_is_stored_here) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network);
     const auto   talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
@@ -37,7 +37,7 @@ TEST(what_has_come_from_there_is_stored_here) {
 }
 
 TEST(a_prompt_that_parts_within_a_page_uses_the_rows_before) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network), b(network);
     auto         talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
@@ -47,7 +47,7 @@ TEST(a_prompt_that_parts_within_a_page_uses_the_rows_before) {
 }
 
 TEST(what_is_there_is_not_published_again) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network), b(network);
     const auto   talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
@@ -58,7 +58,7 @@ TEST(what_is_there_is_not_published_again) {
 }
 
 TEST(only_what_is_missing_is_fetched) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network), b(network);
     const auto   prefix = random_tokens(1, 64);
     auto         talk   = prefix;
@@ -70,7 +70,7 @@ TEST(only_what_is_missing_is_fetched) {
 }
 
 TEST(users_are_apart_and_shared_only_when_said) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     model        named;
     named.user = "ann";
     const auto   talk = random_tokens(1, 100);
@@ -88,7 +88,7 @@ TEST(users_are_apart_and_shared_only_when_said) {
 }
 
 TEST(what_another_backend_has_computed_is_used_only_when_said) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const auto   talk = random_tokens(1, 100);
     const server a(network); // It saves as cpu.
     CHECK(a.save_and_publish(talk));
@@ -103,7 +103,7 @@ TEST(what_another_backend_has_computed_is_used_only_when_said) {
 }
 
 TEST(a_damaged_file_is_a_miss_and_is_published_again) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     server       a(network);
     const server b(network);
     const auto   talk = random_tokens(1, 100);
@@ -122,14 +122,14 @@ TEST(a_damaged_file_is_a_miss_and_is_published_again) {
 }
 
 TEST(files_of_anybody_are_refused) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network);
     const auto   talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
     const std::string sound = network.get(objects(network).front());
     const std::string path  = objects(network).front();
     for (size_t i = 0; i < sound.size(); i += 7 * one_in) {
-        network_disk other;
+        network_disk & other = new_network_disk();
         std::string  bytes = sound;
         bytes[i] = static_cast<char>(bytes[i] ^ 0x40);
         for (size_t at = path.find('/', 1); at != std::string::npos; at = path.find('/', at + 1)) {
@@ -143,7 +143,7 @@ TEST(files_of_anybody_are_refused) {
 }
 
 TEST(files_that_have_gone_meanwhile_are_a_miss) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network), b(network);
     const auto   talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
@@ -156,7 +156,7 @@ TEST(files_that_have_gone_meanwhile_are_a_miss) {
 }
 
 TEST(a_handle_that_goes_stale_is_opened_again_once) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network);
     const auto   talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
@@ -171,7 +171,7 @@ TEST(a_handle_that_goes_stale_is_opened_again_once) {
 }
 
 TEST(a_folder_that_hangs_holds_nobody_up_and_is_used_again_afterwards) {
-    static network_disk network; // Calls on it may outlast the test.
+    network_disk & network = new_network_disk();
     const auto          talk = random_tokens(1, 100);
     const auto          more = random_tokens(2, 100);
     const auto          began = std::chrono::steady_clock::now();
@@ -197,7 +197,7 @@ TEST(a_folder_that_hangs_holds_nobody_up_and_is_used_again_afterwards) {
 }
 
 TEST(a_folder_that_is_not_there_is_not_made) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     shared_options o = quick();
     o.dir = "/unmounted";
     const server a(network, {}, o);
@@ -208,7 +208,7 @@ TEST(a_folder_that_is_not_there_is_not_made) {
 }
 
 TEST(a_full_disk_keeps_nothing_from_being_read) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network), b(network);
     const auto   talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
@@ -222,7 +222,7 @@ TEST(a_full_disk_keeps_nothing_from_being_read) {
 }
 
 TEST(a_file_or_a_folder_that_cannot_be_read_is_passed_over_and_told) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network);
     const auto   bad = random_tokens(1, 100), sound = random_tokens(2, 100);
     CHECK(a.save_and_publish(bad));
@@ -246,7 +246,7 @@ TEST(a_file_or_a_folder_that_cannot_be_read_is_passed_over_and_told) {
 }
 
 TEST(a_large_folder_on_a_slow_disk_does_not_hang) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     const server a(network);
     for (uint64_t i = 0; i < 30; i++) {
         CHECK(a.save(random_tokens(i, 16)));
@@ -259,7 +259,7 @@ TEST(a_large_folder_on_a_slow_disk_does_not_hang) {
 }
 
 TEST(what_the_local_store_has_no_room_for_is_not_fetched_again_and_again) {
-    network_disk   network;
+    network_disk & network = new_network_disk();
     const server   a(network);
     const auto     talk = random_tokens(1, 100);
     shared_options o    = quick();
@@ -275,7 +275,7 @@ TEST(what_the_local_store_has_no_room_for_is_not_fetched_again_and_again) {
 }
 
 TEST(a_prompt_does_not_wait_for_what_is_being_published) {
-    network_disk      network;
+    network_disk & network = new_network_disk();
     std::atomic<bool> is_publishing{ false }, is_answered{ false };
     network.renamed   = ".seg";
     network.meanwhile = [&] {
@@ -298,7 +298,7 @@ TEST(a_prompt_does_not_wait_for_what_is_being_published) {
 }
 
 TEST(an_empty_mount_point_is_not_filled) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     server       a(network);
     const auto   talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
@@ -320,7 +320,7 @@ TEST(an_empty_mount_point_is_not_filled) {
 }
 
 TEST(a_clock_that_is_set_back_does_not_keep_anything_from_being_published) {
-    network_disk network;
+    network_disk & network = new_network_disk();
     server       a(network);
     CHECK(a.save_and_publish(random_tokens(1, 100)));
     a.disk.set_now_ms(a.disk.now_ms() - 3600 * 1000);
