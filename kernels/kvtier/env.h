@@ -67,6 +67,9 @@ public:
     virtual status append(const const_span * parts, size_t n_parts) = 0;
     virtual status sync() = 0;
     virtual status close() = 0;
+
+    // When it was last written, by the clock of whoever keeps the file. Not after close().
+    virtual status modified_ms(int64_t & out) const = 0;
 };
 
 // The lock is held while the object lives.

@@ -82,6 +82,7 @@ public:
         }
         if (s.is_ok() || met != fault::none) {
             file->bytes += bytes;
+            file->modified_ms = owner.clock_ms;
             owner.appended += bytes.size();
         }
         return s;
@@ -98,6 +99,12 @@ public:
 
     status close() override {
         mutex_lock guard(owner.mu);
+        return owner.before(path, false);
+    }
+
+    status modified_ms(int64_t & out) const override {
+        mutex_lock guard(owner.mu);
+        out = file->modified_ms;
         return owner.before(path, false);
     }
 
@@ -168,7 +175,8 @@ uint64_t fault_env::used() const {
 }
 
 void fault_env::add_name(const std::string & path, std::shared_ptr<node> file) {
-    now[path] = std::move(file);
+    file->modified_ms = file->modified_ms != 0 ? file->modified_ms : clock_ms;
+    now[path]         = std::move(file);
     const auto folder = now.find(folder_of(path));
     if (folder == now.end()) {
         return;
@@ -421,7 +429,7 @@ status fault_env::list_dir(const std::string & path, std::vector<dir_entry> & ou
     for (auto it = now.lower_bound(prefix); it != now.end() && it->first.compare(0, prefix.size(), prefix) == 0; ++it) {
         const std::string name = it->first.substr(prefix.size());
         if (name.find('/') == std::string::npos) {
-            out.push_back({ name, it->second->type, it->second->bytes.size(), it->second->touched_ms != 0 ? it->second->touched_ms : clock_ms });
+            out.push_back({ name, it->second->type, it->second->bytes.size(), it->second->modified_ms });
         }
     }
     return status::ok();
@@ -533,7 +541,7 @@ status fault_env::touch(const std::string & path) {
     if (it == now.end()) {
         return status::miss(path + ": No such file");
     }
-    it->second->touched_ms = clock_ms;
+    it->second->modified_ms = clock_ms;
     return status::ok();
 }
 
@@ -553,6 +561,7 @@ status fault_env::lock_file(const std::string & path, std::unique_ptr<file_lock>
     if (file == nullptr) {
         file        = std::make_shared<node>();
         file->bytes = "1\n";
+        file->modified_ms = clock_ms;
     }
     if (!locks.insert(file).second) { // it is the file's, wherever its folder goes
         return status::busy(path + ": held by process 1", 1);

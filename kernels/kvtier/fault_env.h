@@ -88,7 +88,7 @@ private:
         std::string bytes;
         std::string synced;
         size_t      most_names = 0; // ever, in a folder
-        int64_t     touched_ms = 0; // 0: never
+        int64_t     modified_ms = 0;
     };
     using tree = std::map<std::string, std::shared_ptr<node>>; // by full path
 

@@ -20,6 +20,7 @@
 #include "kvtier/status.h"
 #include "kvtier/store.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -85,8 +86,12 @@ public:
 
     const std::string & backend() const { return head.header.backend; } // that computed the state
 
-    // The bytes from wanted() on, however they were cut. What follows a failure begins a new intake.
-    status take(const char * data, size_t size);
+    // The bytes from wanted() on, however they were cut. What follows a failure begins a new intake. Once nobody wants it any
+    // more, which is a miss, no further part is stored.
+    status take(const char * data, size_t size, const std::atomic<bool> & is_unwanted);
+
+    // Makes what is stored so far a conversation of that name, so that removing the conversation removes it.
+    status name_stored();
 
 private:
     handover_intake(store & to, handover_head && head, const chain_root & root, uint64_t conversation);
@@ -101,6 +106,7 @@ private:
     status take_anchor();
     status save(const save_request & request);
     status save_checkpoint();
+    status save_named(uint32_t n_tokens);
 
     save_request request_for(uint32_t n_tokens) const;
 

@@ -118,9 +118,10 @@ bool handover_intake::is_stored(const handover_part & part, uint32_t from) const
             const run * at = all.index.find(key_at(part.n));
             return at != nullptr && at->anchored != nullptr && at->anchored->is_written();
         }
-        return std::all_of(record.runs.begin(), record.runs.end(), [&](const chain_point & point) {
-            return point.n <= from || point.n > part.n || all.index.find(point.k) != nullptr;
-        });
+        const auto ends_before = [](uint32_t n, const chain_point & point) { return n < point.n; };
+        const auto first       = std::upper_bound(record.runs.begin(), record.runs.end(), from, ends_before); // They ascend.
+        const auto last        = std::upper_bound(first, record.runs.end(), part.n, ends_before);
+        return std::all_of(first, last, [&](const chain_point & point) { return all.index.find(point.k) != nullptr; });
     });
 }
 
@@ -135,9 +136,12 @@ void handover_intake::pass_over_stored() {
     }
 }
 
-status handover_intake::take(const char * data, size_t size) {
+status handover_intake::take(const char * data, size_t size, const std::atomic<bool> & is_unwanted) {
     uint64_t at = wanted();
     while (size > 0 && next < head.parts.size()) {
+        if (is_unwanted) {
+            return status::miss("nobody wants it any more");
+        }
         if (at < starts[next]) { // This is of a part that is stored already.
             const size_t n = static_cast<size_t>(std::min<uint64_t>(size, starts[next] - at));
             data += n;
@@ -290,15 +294,27 @@ status handover_intake::save_checkpoint() {
     if (complete) {
         return status::ok();
     }
-    save_request request = request_for(n);
+    const status s = save_named(n);
+    complete = s.is_ok();
+    return s;
+}
+
+status handover_intake::save_named(uint32_t n_tokens) {
+    save_request request = request_for(n_tokens);
     request.checkpoint   = true;
     request.roles        = record.roles;
     request.conversation.hash     = conversation;
     request.conversation.n_naming = record.n_naming;
     request.conversation.title    = record.title;
-    const status s = to.save(request);
-    complete = s.is_ok();
-    return s;
+    return to.save(request);
+}
+
+status handover_intake::name_stored() {
+    uint32_t n = 0;
+    for (size_t i = 0; i < next; i++) {
+        n = head.parts[i].kind == format::kind_segment ? head.parts[i].n : n;
+    }
+    return n > 0 && !complete ? save_named(n) : status::ok();
 }
 
 } // namespace kvtier

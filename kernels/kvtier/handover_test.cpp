@@ -12,6 +12,8 @@ namespace {
 constexpr uint64_t conversation_hash_of_test = 0xabcdef;
 constexpr uint64_t max_part = uint64_t(1) << 20;
 
+const std::atomic<bool> is_unwanted{ false };
+
 status save_named(const model & m, store & s, const std::vector<token> & tokens, std::vector<uint32_t> anchors = {}) {
     save_request request = m.request(s, tokens, 10, true, std::move(anchors));
     request.conversation.hash     = conversation_hash_of_test;
@@ -65,7 +67,7 @@ struct two_stores {
         while (!intake->is_complete()) {
             const std::string part = bytes.substr(intake->wanted(), piece);
             CHECK(!part.empty());
-            if (status s = intake->take(part.data(), part.size()); !s.is_ok()) {
+            if (status s = intake->take(part.data(), part.size(), is_unwanted); !s.is_ok()) {
                 return s;
             }
         }
@@ -133,7 +135,7 @@ TEST(nothing_is_asked_for_or_written_that_is_there) {
     CHECK(intake->wanted() == checkpoint_at);
     size_t taken = 0;
     while (!intake->is_complete()) {
-        CHECK(intake->take(bytes.data() + intake->wanted(), 1).is_ok());
+        CHECK(intake->take(bytes.data() + intake->wanted(), 1, is_unwanted).is_ok());
         taken++;
     }
     CHECK(taken < 1000);
@@ -151,7 +153,7 @@ TEST(an_interrupted_handover_goes_on_after_the_parts_that_came) {
         std::unique_ptr<handover_intake> intake;
         CHECK(handover_intake::begin(*s.b, "", conversation_hash_of_test, bytes, uint64_t(64) << 20, intake).is_ok());
         const std::string half = bytes.substr(intake->wanted(), bytes.size() / 2);
-        CHECK(intake->take(half.data(), half.size()).is_ok());
+        CHECK(intake->take(half.data(), half.size(), is_unwanted).is_ok());
         CHECK(!intake->is_complete());
     }
     s.b.reset(); // The server restarts.
@@ -159,10 +161,10 @@ TEST(an_interrupted_handover_goes_on_after_the_parts_that_came) {
     CHECK(s.b->list().empty());
     std::unique_ptr<handover_intake> intake;
     CHECK(handover_intake::begin(*s.b, "", conversation_hash_of_test, bytes, uint64_t(64) << 20, intake).is_ok());
-    CHECK(intake->take(bytes.data() + intake->wanted(), 4096).is_ok()); // the checkpoint, and a part that is there
+    CHECK(intake->take(bytes.data() + intake->wanted(), 4096, is_unwanted).is_ok()); // the checkpoint, and a part that is there
     CHECK(intake->wanted() > bytes.size() / 4);
     const std::string rest = bytes.substr(intake->wanted());
-    CHECK(intake->take(rest.data(), rest.size()).is_ok());
+    CHECK(intake->take(rest.data(), rest.size(), is_unwanted).is_ok());
     CHECK(intake->is_complete());
     CHECK(s.m.restore(*s.b, s.tokens) == s.tokens.size());
 }
@@ -205,7 +207,7 @@ TEST(a_stream_that_is_cut_is_not_complete_and_leaves_a_sound_store) {
         s.b = open(disk, s.m.options());
         std::unique_ptr<handover_intake> intake;
         CHECK(s.begin(bytes, intake).is_ok());
-        CHECK(intake->take(bytes.data() + head, n - head).is_ok());
+        CHECK(intake->take(bytes.data() + head, n - head, is_unwanted).is_ok());
         CHECK(!intake->is_complete());
         intake.reset();
         CHECK(s.b->list().empty());
@@ -276,6 +278,37 @@ TEST(a_conversation_that_is_not_there_is_a_miss) {
     std::unique_ptr<handover_source> source;
     CHECK(handover_source::open(*s.a, "", 12345, source).is_miss());
     CHECK(handover_source::open(*s.a, "alice", conversation_hash_of_test, source).is_miss());
+}
+
+TEST(what_nobody_wants_any_more_is_not_stored) {
+    two_stores                       t;
+    const std::string                bytes = t.stream();
+    std::unique_ptr<handover_intake> intake;
+    CHECK(t.begin(bytes.substr(0, handover_head_size(bytes)), intake).is_ok());
+    const std::atomic<bool> is_removed{ true };
+    const uint64_t          from = intake->wanted();
+    CHECK(intake->take(bytes.data() + from, bytes.size() - from, is_removed).is_miss());
+    CHECK(t.m.restore(*t.b, t.tokens) == 0);
+}
+
+TEST(what_has_come_so_far_goes_with_the_conversation) {
+    for (const size_t folded_size : { size_t(0), size_t(100) }) {
+        two_stores                       t(folded_size, "", size_t(1) << 17); // Its rows are several parts.
+        const std::string                bytes = t.stream();
+        std::unique_ptr<handover_intake> intake;
+        const std::string head = bytes.substr(0, handover_head_size(bytes));
+        CHECK(handover_intake::begin(*t.b, "", conversation_hash_of_test, head, 16 * max_part, intake).is_ok());
+        const uint64_t from = intake->wanted();
+        const uint64_t n    = (bytes.size() - from) * 9 / 10;
+        CHECK(intake->take(bytes.data() + from, n, is_unwanted).is_ok());
+        CHECK(!files_with(t.disk_b, ".seg").empty());
+        CHECK(!intake->is_complete());
+        CHECK(intake->name_stored().is_ok());
+        uint64_t freed = 0;
+        CHECK(t.b->remove_conversation(key{}, conversation_hash_of_test, freed).is_ok());
+        CHECK(files_with(t.disk_b, ".seg").empty());
+        CHECK(files_with(t.disk_b, ".anc").empty());
+    }
 }
 
 int main() {

@@ -27,7 +27,6 @@ status from_errno(const std::string & path, const char * what, int code) {
     const std::string text = path + ": " + what + ": " + std::strerror(code);
     switch (code) {
         case ENOENT:
-        case ESTALE: // a network file system's word for a file that somebody else has removed
         case ENOTDIR: return status::miss(text);
         case ENOSPC:
         case EDQUOT:  return status::no_space(text);
@@ -37,6 +36,13 @@ status from_errno(const std::string & path, const char * what, int code) {
         case ELOOP:   return status::corrupt(damage::wrong_type, path + ": a link where a file belongs");
         default:      return status::io_error(text);
     }
+}
+
+// The same of what is to be read. A network file system says ESTALE of a file that somebody else has removed, and that is a
+// miss. Of what is to be removed or listed, it says nothing about what lies there.
+status from_read_errno(const std::string & path, const char * what, int code) {
+    const status s = from_errno(path, what, code);
+    return code == ESTALE ? status::miss(s.message()) : s;
 }
 
 class descriptor {
@@ -121,7 +127,7 @@ public:
             return ::preadv(fd.get(), vec, n_vec, static_cast<off_t>(offset) + done);
         });
         if (got < 0) {
-            return from_errno(path, "read", errno);
+            return from_read_errno(path, "read", errno);
         }
         if (static_cast<size_t>(got) != wanted) {
             return status::corrupt(damage::truncated, path + ": ends before " + std::to_string(offset + wanted));
@@ -183,7 +189,7 @@ public:
             return now < 0 && errno == EINVAL && is_direct && set_direct(false) ? ::preadv(fd.get(), vec, n_vec, at) : now;
         });
         if (got < 0) {
-            return from_errno(path, "read", errno);
+            return from_read_errno(path, "read", errno);
         }
         if (static_cast<uint64_t>(got) < wanted) {
             return status::corrupt(damage::truncated, path + ": ends before " + std::to_string(offset + wanted));
@@ -221,6 +227,10 @@ private:
     bool              is_direct = false;
 };
 
+int64_t modified_ms_of(const struct stat & info) {
+    return static_cast<int64_t>(info.st_mtime) * 1000;
+}
+
 class posix_writable : public writable_file {
 public:
     posix_writable(std::string path, int fd) : path(std::move(path)), fd(fd) {}
@@ -254,6 +264,15 @@ public:
         return fd.reset() == 0 ? status::ok() : from_errno(path, "close", errno);
     }
 
+    status modified_ms(int64_t & out) const override {
+        struct stat info;
+        if (::fstat(fd.get(), &info) != 0) {
+            return from_errno(path, "stat", errno);
+        }
+        out = modified_ms_of(info);
+        return status::ok();
+    }
+
 private:
     const std::string path;
     descriptor        fd;
@@ -278,12 +297,12 @@ public:
         // With O_NONBLOCK, opening a pipe that somebody put there does not wait for its writer.
         const int fd = open_retrying(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
         if (fd < 0) {
-            return from_errno(path, "open", errno);
+            return from_read_errno(path, "open", errno);
         }
         auto        file = std::make_unique<posix_readable>(path, fd);
         struct stat info;
         if (::fstat(fd, &info) != 0) {
-            return from_errno(path, "stat", errno);
+            return from_read_errno(path, "stat", errno);
         }
         if (!S_ISREG(info.st_mode)) {
             return status::corrupt(damage::wrong_type, path + ": not a plain file");
@@ -347,7 +366,7 @@ public:
             entry.type        = S_ISREG(info.st_mode) ? file_type::file
                               : S_ISDIR(info.st_mode) ? file_type::folder : file_type::other;
             entry.size        = S_ISREG(info.st_mode) ? space_of(info) : 0;
-            entry.modified_ms = static_cast<int64_t>(info.st_mtime) * 1000;
+            entry.modified_ms = modified_ms_of(info);
             visit(std::move(entry));
         }
         ::closedir(dir);

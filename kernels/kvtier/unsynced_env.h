@@ -37,6 +37,7 @@ private:
         status append(const const_span * parts, size_t n_parts) override { return file->append(parts, n_parts); }
         status sync() override { return status::ok(); }
         status close() override { return file->close(); }
+        status modified_ms(int64_t & out) const override { return file->modified_ms(out); }
         std::unique_ptr<writable_file> file;
     };
 

@@ -1,7 +1,6 @@
 #include "server/cache_args.h"
 
 #include "server/router/models_memory.h"
-#include "server/shared_folder_flags.h"
 #include "server/user_id.h"
 
 #include "arg.h"
@@ -97,27 +96,27 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
     add({ { "--cache-ssd-shared" }, "PATH",
           "with --cache-ssd, a folder that several servers share, on any network file system or disk: what one has evaluated the others "
           "need not; whoever can write there can put words into prompts (default: none)",
-          [](common_params &, const std::string & value) { shared_flags().path = value; } },
+          [](common_params & params, const std::string & value) { params.cache_ssd.shared.path = value; } },
         "LLAMA_ARG_CACHE_SSD_SHARED");
     add({ { "--cache-ssd-shared-max-size" }, "SIZE",
           "bytes in the shared folder at most, of all servers and models (default: a fifth of the free space, at most 64G)",
-          [](common_params &, const std::string & value) { shared_flags().max_bytes = parse_size(value); } },
+          [](common_params & params, const std::string & value) { params.cache_ssd.shared.max_bytes = parse_size(value); } },
         "LLAMA_ARG_CACHE_SSD_SHARED_MAX_SIZE");
     add({ { "--cache-ssd-shared-timeout" }, "SECONDS",
           "how long the shared folder may take for one call, before it is not used for a while (default: 5)",
-          [](common_params &, const std::string & value) {
-              shared_flags().timeout_s = parse_seconds(value);
-              if (shared_flags().timeout_s < 0.1) {
+          [](common_params & params, const std::string & value) {
+              params.cache_ssd.shared.timeout_s = parse_seconds(value);
+              if (params.cache_ssd.shared.timeout_s < 0.1) {
                   throw std::invalid_argument("must be at least 0.1");
               }
           } },
         "LLAMA_ARG_CACHE_SSD_SHARED_TIMEOUT");
     add({ { "--cache-ssd-share-users" }, "share the state of named users, too, each with itself alone (default: only that of requests without a user)",
-          [](common_params &) { shared_flags().users = true; } },
+          [](common_params & params) { params.cache_ssd.shared.users = true; } },
         "LLAMA_ARG_CACHE_SSD_SHARE_USERS");
     add({ { "--cache-ssd-share-backends" },
           "use state from the shared folder that another kind of backend has computed, which differs in the last digits (default: off)",
-          [](common_params &) { shared_flags().all_backends = true; } },
+          [](common_params & params) { params.cache_ssd.shared.all_backends = true; } },
         "LLAMA_ARG_CACHE_SSD_SHARE_BACKENDS");
     add({ { "--cache-ssd-ram" }, "SIZE", "RAM for hot and warm state, like 2G (default: an eighth of the machine's)",
           [](common_params & params, const std::string & value) { params.cache_ssd.ram_bytes = parse_size(value); } },

@@ -7,6 +7,14 @@
 
 namespace llama_run {
 
+struct shared_folder_options {
+    std::string path;                 // empty: there is none
+    uint64_t    max_bytes    = 0;     // in it; 0: a fifth of the free space, at most 64 GiB
+    double      timeout_s    = 5;     // of a call on it
+    bool        users        = false; // named ones share, too
+    bool        all_backends = false; // state is used that other kinds of backend have computed
+};
+
 struct cache_options {
     std::string path;                      // empty: no SSD cache, the server is upstream's
     uint32_t    page_size         = 256;   // tokens
@@ -32,6 +40,7 @@ struct cache_options {
     bool        stable_tools      = false;
     bool        evict             = false; // old messages leave a history that no longer fits: overflow/
     std::string spool;                     // where they go; empty: nowhere
+    shared_folder_options    shared;        // a folder that servers share
     std::vector<std::string> allowed_hosts; // names under which the server is reached, beside those it listens on
 };
 

@@ -106,6 +106,9 @@ void state_cache::sweep() {
     server_queue * known = known_queue();
     const auto held = known->awake.hold(); // It comes before the question whether it sleeps.
     const auto c    = known->is_sleeping() ? nullptr : core();
+    if (c) {
+        c->handovers().forget_silent();
+    }
     if (c && !power.is_low()) { // Removing writes what was kept back. The next sweep finds what has expired.
         forget_expired(*c);
     }

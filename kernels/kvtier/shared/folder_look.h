@@ -12,11 +12,11 @@
 namespace kvtier {
 
 struct folder_look {
-    std::vector<std::string> unfinished; // names of files that are being written, or were
-    std::string              lease;      // what it says; empty: there is none
-    uint64_t                 free_bytes = 0;
-    uint64_t                 n_damaged  = 0;
-    bool                     is_marked  = false;
+    std::vector<unfinished_file> unfinished;
+    std::string                  lease; // what it says; empty: there is none
+    uint64_t                     free_bytes = 0;
+    uint64_t                     n_damaged  = 0;
+    bool                         is_marked  = false;
 
     // What was passed over, and why the first of it was.
     std::vector<std::string> unreadable_folders;

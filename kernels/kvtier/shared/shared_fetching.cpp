@@ -104,7 +104,7 @@ status shared_tier::save_batch(const chain_root & root, const shared_match & wha
     }
     request.tokens.assign(what.tokens.begin(), what.tokens.begin() + static_cast<std::ptrdiff_t>(n_tokens));
     shared_lock guard(saving);
-    if (removals_before != n_removals) {
+    if (removals_before != own->n_removals) {
         return status::miss("something was removed meanwhile");
     }
     size_t       n_saved = 0;
@@ -140,7 +140,7 @@ status shared_tier::fetch(const chain_root & root, const shared_match & what, cl
         return status::miss(options.dir + ": is off");
     }
     const auto     until           = at_most == clock::duration::max() ? clock::time_point::max() : clock::now() + at_most;
-    const uint64_t removals_before = n_removals;
+    const uint64_t removals_before = own->n_removals;
     shared_name    wrong;
     status         s               = check_keys(root, what, wrong);
     batch          now, ahead;
@@ -213,7 +213,7 @@ bool shared_tier::is_being_removed(const key & name_space, const shared_match & 
 shared_removal shared_tier::note_removal(shared_removal removal) {
     exclusive_lock guard(saving);
     notes.begin(removal);
-    n_removals++;
+    own->n_removals++;
     return removal;
 }
 
@@ -252,7 +252,7 @@ shared_removal shared_tier::begin_removal(const key & name_space, const std::vec
 }
 
 bool shared_tier::finish_removal(const shared_removal & removal, clock::duration at_most, uint64_t & n_files) {
-    n_removals++;
+    own->n_removals++;
     const bool done = is_usable() && remove_files({ removal }, clock::now() + at_most, n_files).is_ok();
     if (!done) {
         notes.is_due(removal.id);

@@ -142,7 +142,7 @@ status shared_folder::list(shared_listing & out) {
     for (const dir_entry & entry : entries) {
         uint64_t size = 0;
         if (entry.type == file_type::file && parse_incoming(entry.name, size)) {
-            out.unfinished.push_back(entry.name);
+            out.unfinished.push_back({ entry.name, entry.size, entry.modified_ms });
             out.bytes_claimed += disk_size(size);
         }
     }
@@ -212,7 +212,13 @@ status shared_folder::read_anchor(const shared_file & file, anchor_head & out) {
 
 status shared_folder::read(const shared_name & name, uint64_t file_size, const std::vector<shared_read> & parts,
                            const std::atomic<bool> & abandoned) {
-    const std::string              path = path_of(name);
+    const std::string path = path_of(name);
+    const status      s    = read_once(path, file_size, parts, abandoned);
+    return s.is_miss() && !abandoned ? read_once(path, file_size, parts, abandoned) : s;
+}
+
+status shared_folder::read_once(const std::string & path, uint64_t file_size, const std::vector<shared_read> & parts,
+                                const std::atomic<bool> & abandoned) {
     std::unique_ptr<readable_file> file;
     if (status s = e.open_file(path, file); !s.is_ok()) {
         return s;
@@ -241,19 +247,15 @@ status shared_folder::read(const shared_name & name, uint64_t file_size, const s
 }
 
 // A file that is about to be written says with its name how large it will be, so that others count it before it is.
-status shared_folder::open_counted(uint64_t size, std::unique_ptr<writable_file> & file, std::string & path) {
-    path = names::join(names::join(root, incoming), random_hex() + "-" + hex(size));
-    return e.create_file(path, file);
+status shared_folder::make_claim(uint64_t size, claim & out) {
+    out.path = names::join(names::join(root, incoming), random_hex() + "-" + hex(size));
+    out.size = size;
+    return e.create_file(out.path, out.file);
 }
 
-// It is counted anew for every file: others may have written any amount since the last look.
-status shared_folder::fits(uint64_t limit, const std::string & what) {
-    shared_listing now;
-    if (status s = list(now); !s.is_ok()) {
-        return s;
-    }
-    return now.bytes <= limit ? status::ok()
-                              : status::over_budget(what + ": the shared folder has its " + std::to_string(limit) + " bytes");
+void shared_folder::give_up(claim & own) {
+    own.file.reset();
+    (void) e.remove_file(own.path).is_ok(); // Else whoever looks does, some time.
 }
 
 status shared_folder::make_folders(const shared_place & place) {
@@ -267,7 +269,7 @@ status shared_folder::make_folders(const shared_place & place) {
     return status::ok();
 }
 
-status shared_folder::write_all(writable_file & file, const shared_copy & copy, const std::atomic<bool> & abandoned) {
+status shared_folder::write_all(writable_file & file, const shared_copy & copy, const std::function<bool()> & is_wanted) {
     std::vector<const_span> parts = { { copy.head.data(), copy.head.size() } };
     for (const blob & part : copy.payload) {
         parts.push_back({ part->data(), part->size() });
@@ -275,7 +277,7 @@ status shared_folder::write_all(writable_file & file, const shared_copy & copy, 
     uint64_t n_unsynced = 0;
     for (const const_span & part : parts) {
         for (uint64_t done = 0; done < part.size; done += call_bytes) {
-            if (abandoned) {
+            if (!is_wanted()) {
                 return given_up();
             }
             const const_span next = { static_cast<const uint8_t *>(part.data) + done,
@@ -291,34 +293,68 @@ status shared_folder::write_all(writable_file & file, const shared_copy & copy, 
             }
         }
     }
-    if (status s = file.sync(); !s.is_ok()) {
-        return s;
-    }
-    return file.close();
+    return file.sync();
 }
 
-status shared_folder::write(const shared_copy & copy, uint64_t limit, const std::atomic<bool> & abandoned, bool & was_there) {
-    const std::string path = path_of(copy.name);
+status shared_folder::claim_one(const shared_copy & copy, claim & out, bool & was_there) {
     {
         std::unique_ptr<readable_file> there;
-        if (was_there = e.open_file(path, there).is_ok(); was_there) {
+        if (was_there = e.open_file(path_of(copy.name), there).is_ok(); was_there) {
             return status::ok();
         }
     }
-    std::unique_ptr<writable_file> file;
-    std::string                    unfinished;
-    if (status s = open_counted(copy.bytes(), file, unfinished); !s.is_ok()) {
-        return s;
+    return make_claim(copy.bytes(), out);
+}
+
+// The folder is counted after the claims are made: others may have written any amount since the last look, and count these.
+void shared_folder::keep_what_fits(uint64_t limit, std::vector<claim> & claims, std::vector<shared_written> & out) {
+    shared_listing now;
+    const status   listed = list(now);
+    for (size_t i = claims.size(); i-- > 0 && (!listed.is_ok() || now.bytes > limit);) {
+        if (claims[i].file != nullptr) {
+            give_up(claims[i]);
+            now.bytes -= std::min(now.bytes, disk_size(claims[i].size));
+            out[i].result = !listed.is_ok() ? listed
+                : status::over_budget(root + ": the shared folder has its " + std::to_string(limit) + " bytes");
+        }
     }
-    status s = fits(limit, path);
-    s = s.is_ok() ? make_folders(copy.name.place) : s;
-    s = s.is_ok() ? write_all(*file, copy, abandoned) : s;
-    file.reset();
-    s = s.is_ok() ? e.rename(unfinished, path) : s;
-    if (!s.is_ok()) {
-        (void) e.remove_file(unfinished).is_ok(); // Else the evictor does, some time.
+}
+
+status shared_folder::write_claimed(const shared_copy & copy, claim & own, const std::function<bool()> & is_wanted,
+                                    int64_t & modified_ms) {
+    status s = make_folders(copy.name.place);
+    s = s.is_ok() ? write_all(*own.file, copy, is_wanted) : s;
+    s = s.is_ok() ? own.file->modified_ms(modified_ms) : s;
+    s = s.is_ok() ? own.file->close() : s;
+    own.file.reset();
+    return s.is_ok() ? e.rename(own.path, path_of(copy.name)) : s;
+}
+
+std::vector<shared_written> shared_folder::write(const std::vector<shared_copy> & copies, uint64_t limit,
+                                                 const std::function<bool()> & is_wanted) {
+    std::vector<shared_written> out(copies.size());
+    std::vector<claim>          claims(copies.size());
+    bool                        is_any = false;
+    for (size_t i = 0; i < copies.size(); i++) {
+        out[i].result = claim_one(copies[i], claims[i], out[i].was_there);
+        is_any        = is_any || claims[i].file != nullptr;
     }
-    return s;
+    if (is_any) {
+        keep_what_fits(limit, claims, out);
+    }
+    bool goes_on = true; // What follows a file that could not be written is of no use without it, or meets the same.
+    for (size_t i = 0; i < copies.size(); i++) {
+        if (claims[i].file == nullptr) {
+            continue;
+        }
+        goes_on       = goes_on && is_wanted();
+        out[i].result = goes_on ? write_claimed(copies[i], claims[i], is_wanted, out[i].modified_ms) : given_up();
+        goes_on       = out[i].result.is_ok();
+        if (!goes_on) {
+            give_up(claims[i]);
+        }
+    }
+    return out;
 }
 
 status shared_folder::touch(const shared_name & name) {
@@ -346,18 +382,17 @@ status shared_folder::read_text(const std::string & name, std::string & out) {
 }
 
 status shared_folder::write_text(const std::string & name, const std::string & text) {
-    std::unique_ptr<writable_file> file;
-    std::string                    unfinished;
-    if (status s = open_counted(text.size(), file, unfinished); !s.is_ok()) {
+    claim own;
+    if (status s = make_claim(text.size(), own); !s.is_ok()) {
         return s;
     }
     const const_span whole = { text.data(), text.size() };
-    status           s     = file->append(&whole, 1);
-    s = s.is_ok() ? file->close() : s;
-    file.reset();
-    s = s.is_ok() ? e.rename(unfinished, names::join(root, name)) : s;
+    status           s     = own.file->append(&whole, 1);
+    s = s.is_ok() ? own.file->close() : s;
+    own.file.reset();
+    s = s.is_ok() ? e.rename(own.path, names::join(root, name)) : s;
     if (!s.is_ok()) {
-        (void) e.remove_file(unfinished).is_ok();
+        give_up(own);
     }
     return s;
 }

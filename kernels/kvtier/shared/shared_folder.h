@@ -20,6 +20,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,13 +49,20 @@ struct shared_file {
     int64_t     modified_ms = 0; // when it was written or last used, by somebody's clock
 };
 
+// In incoming/: it is being written, or was.
+struct unfinished_file {
+    std::string name;
+    uint64_t    bytes       = 0; // so far
+    int64_t     modified_ms = 0; // by somebody's clock
+};
+
 struct shared_listing {
-    std::vector<shared_file> files;
-    std::vector<std::string> unfinished;      // names in incoming/
-    uint64_t                 bytes_claimed = 0; // that they will have
-    uint64_t                 bytes         = 0; // of all of it, with those
-    std::vector<std::string> unreadable;        // folders that were passed over
-    std::string              problem;           // with the first of them
+    std::vector<shared_file>     files;
+    std::vector<unfinished_file> unfinished;
+    uint64_t                     bytes_claimed = 0; // that they will have
+    uint64_t                     bytes         = 0; // of all of it, with those
+    std::vector<std::string>     unreadable;        // folders that were passed over
+    std::string                  problem;           // with the first of them
 };
 
 // What is read of a file, and where to.
@@ -71,6 +79,13 @@ struct shared_copy {
     std::vector<blob>    payload;
 
     uint64_t bytes() const;
+};
+
+// What became of it.
+struct shared_written {
+    status  result      = status::ok();
+    bool    was_there   = false; // Another server wrote it.
+    int64_t modified_ms = 0;     // by the folder's clock
 };
 
 // The name of a backend as a folder has it: lower case, letters and digits.
@@ -91,12 +106,15 @@ public:
     status read_segment(const shared_file & file, segment_head & out);
     status read_anchor(const shared_file & file, anchor_head & out);
 
-    // Fills the buffers and checks them.
+    // Fills the buffers and checks them. A handle that goes stale meanwhile is opened again, once.
     status read(const shared_name & name, uint64_t file_size, const std::vector<shared_read> & parts, const std::atomic<bool> & abandoned);
 
-    // Nothing happens if it is there. over_budget when the folder would have more than `limit` bytes. was_there: another
-    // server wrote it.
-    status write(const shared_copy & copy, uint64_t limit, const std::atomic<bool> & abandoned, bool & was_there);
+    // Writes files in their order, and says what became of each: nothing happens to one that is there, and those that the
+    // folder has no room for within `limit` bytes are over_budget. The folder is listed once for all of them, so they should be few
+    // bytes of it: what is claimed for them others cannot have. is_wanted is asked again and again; what is left when it says no
+    // is given up.
+    std::vector<shared_written> write(const std::vector<shared_copy> & copies, uint64_t limit,
+                                      const std::function<bool()> & is_wanted);
 
     status touch(const shared_name & name);  // it counts as used now
     status remove(const shared_name & name); // ok when it is gone already
@@ -109,9 +127,22 @@ public:
     status free_space(uint64_t & out) { return e.free_space(root, out); }
 
 private:
-    status      open_counted(uint64_t size, std::unique_ptr<writable_file> & file, std::string & path);
-    status      write_all(writable_file & file, const shared_copy & copy, const std::atomic<bool> & abandoned);
-    status      fits(uint64_t limit, const std::string & what);
+    // A file in incoming/ that is counted by everybody.
+    struct claim {
+        std::unique_ptr<writable_file> file;
+        std::string                    path;
+        uint64_t                       size = 0;
+    };
+
+    status      make_claim(uint64_t size, claim & out);
+    void        give_up(claim & own);
+    status      claim_one(const shared_copy & copy, claim & out, bool & was_there);
+    void        keep_what_fits(uint64_t limit, std::vector<claim> & claims, std::vector<shared_written> & out);
+    status      write_claimed(const shared_copy & copy, claim & own, const std::function<bool()> & is_wanted,
+                              int64_t & modified_ms);
+    status      read_once(const std::string & path, uint64_t file_size, const std::vector<shared_read> & parts,
+                          const std::atomic<bool> & abandoned);
+    status      write_all(writable_file & file, const shared_copy & copy, const std::function<bool()> & is_wanted);
     status      make_folders(const shared_place & place);
     std::string path_of(const shared_name & name) const;
 

@@ -108,12 +108,11 @@ void shared_index::update(const shared_listing & listing, std::vector<news> foun
     }
 }
 
-void shared_index::add(news found) {
+void shared_index::add(std::vector<news> found) {
     mutex_lock guard(mu);
-    for (const auto & [path, known] : files) {
-        found.file.modified_ms = std::max(found.file.modified_ms, known.file.modified_ms);
+    for (news & one : found) {
+        learn(std::move(one));
     }
-    learn(std::move(found));
     link_all();
 }
 

@@ -81,8 +81,8 @@ public:
     // The folder has been listed: what it does not have any more is forgotten.
     void update(const shared_listing & listing, std::vector<news> found);
 
-    // It has just been written: it is as new as anything there, whatever the clock of this machine says.
-    void add(news found);
+    // They have just been written.
+    void add(std::vector<news> found);
     void forget(const std::vector<shared_name> & gone);
 
     shared_match find(const lookup_request & request) const;

@@ -16,6 +16,12 @@ namespace kvtier {
 // A file of the folder has about so much: several threads read a prompt, and a file that is lost does not cost all of it.
 static constexpr uint64_t max_copy_bytes = uint64_t(16) << 20;
 
+// So much is written with one look at what the folder has, but only a small share of its limit: others cannot have what is
+// claimed.
+static constexpr uint64_t max_round_bytes = uint64_t(32) << 20;
+static constexpr size_t   max_round_files = 32;
+static constexpr uint64_t round_share     = 64;
+
 // What a conversation has used, it has used with everything before it.
 static std::map<const segment *, int64_t> segments_in_use(const object_graph & all, int64_t since_ms) {
     std::map<const segment *, int64_t> out;
@@ -172,60 +178,136 @@ status shared_tier::copies_of(const local_object & object, const std::function<s
     return hand_over();
 }
 
-// A removal that came in between may have been about just this: it goes again, and is published anew if it is still stored.
-status shared_tier::publish_copy(shared_copy copy, uint64_t removals_before) {
-    write_budget * const writes = rooms.options.writes.get();
-    if (writes != nullptr && writes->is_limited() && writes->totals().today + copy.bytes() > writes->totals().budget) {
-        return status::no_space(options.dir + ": the day's write budget is used up");
-    }
-    const auto   kept      = std::make_shared<const shared_copy>(std::move(copy));
-    const auto   was_there = std::make_shared<bool>(false);
-    const status written   = write([kept, was_there, most = limit](core & its, const std::atomic<bool> & abandoned) {
-        return its.folder.write(*kept, most, abandoned, *was_there);
-    });
-    if (!written.is_ok() || *was_there) {
-        return written; // Another server's file has other bytes, perhaps: the next look learns what it promises.
-    }
-    if (removals_before != n_removals) {
-        const status gone = write([kept](core & its, const std::atomic<bool> &) { return its.folder.remove(kept->name); });
-        return gone.is_ok() ? status::miss("something was removed meanwhile") : gone;
-    }
-    shared_index::news one;
-    one.file = { kept->name, disk_size(kept->bytes()), 0 };
-    if (kept->name.is_anchor) {
+// What this server wrote itself need not be read to be known.
+static shared_index::news news_of(const shared_copy & copy, const shared_written & written) {
+    shared_index::news out;
+    out.file = { copy.name, disk_size(copy.bytes()), written.modified_ms };
+    if (copy.name.is_anchor) {
         anchor_head head;
-        if (decode_anchor(kept->head.data(), kept->head.size(), kept->bytes(), head).is_ok()) {
-            one.of_anchor = make_anchor(head);
+        if (decode_anchor(copy.head.data(), copy.head.size(), copy.bytes(), head).is_ok()) {
+            out.of_anchor = make_anchor(head);
         }
     } else {
         segment_head head;
-        if (decode_segment(kept->head.data(), kept->head.size(), kept->bytes(), head).is_ok()) {
-            one.of_segment = make_segment(std::move(head));
+        if (decode_segment(copy.head.data(), copy.head.size(), copy.bytes(), head).is_ok()) {
+            out.of_segment = make_segment(std::move(head));
         }
     }
-    if (own->index.concerns(kept->name)) {
-        own->index.add(std::move(one));
-    }
-    if (writes != nullptr) {
-        writes->written(kept->bytes());
-    }
-    touched[kept->name.path()] = rooms.e.now_ms();
-    mutex_lock guard(mu);
-    counted.published++;
-    counted.bytes_published += kept->bytes();
-    return written;
+    return out;
 }
 
-status shared_tier::publish_object(const local_object & object, uint64_t removals_before) {
-    const status s = copies_of(object, [&](shared_copy copy) {
-        return stopping ? status::miss("stopping") : publish_copy(std::move(copy), removals_before);
-    });
-    if (s.is_ok()) {
-        for (const key & k : object.missing) {
-            published[k] = object.used_ms;
+void shared_tier::note_published(const std::vector<shared_copy> & copies, const std::vector<shared_written> & written) {
+    std::vector<shared_index::news> news;
+    uint64_t                        n_files = 0, n_bytes = 0;
+    for (size_t i = 0; i < copies.size(); i++) {
+        if (!written[i].result.is_ok() || written[i].was_there) {
+            continue; // Another server's file has other bytes, perhaps: the next look learns what it promises.
+        }
+        if (own->index.concerns(copies[i].name)) {
+            news.push_back(news_of(copies[i], written[i]));
+        }
+        touched[copies[i].name.path()] = rooms.e.now_ms();
+        n_files++;
+        n_bytes += copies[i].bytes();
+    }
+    if (!news.empty()) {
+        own->index.add(std::move(news));
+    }
+    if (rooms.options.writes != nullptr) {
+        rooms.options.writes->written(n_bytes);
+    }
+    mutex_lock guard(mu);
+    counted.published       += n_files;
+    counted.bytes_published += n_bytes;
+}
+
+// A removal that came in between may have been about just this: it goes again, and is published anew if it is still stored.
+status shared_tier::write_copies(publishing & now) {
+    struct work {
+        std::vector<shared_copy>    copies;
+        std::vector<shared_written> written;
+    };
+    const auto kept = std::make_shared<work>();
+    kept->copies    = std::exchange(now.copies, {});
+    now.bytes       = 0;
+    const auto whole = std::exchange(now.whole, {});
+    if (!kept->copies.empty()) {
+        const status called = write([kept, most = limit, before = now.removals_before](core & its,
+                                                                                       const std::atomic<bool> & abandoned) {
+            kept->written = its.folder.write(kept->copies, most, [&] { return !abandoned && its.n_removals == before; });
+            return status::ok();
+        });
+        if (!called.is_ok()) {
+            return called;
         }
     }
+    const auto ours = std::make_shared<std::vector<shared_name>>();
+    for (size_t i = 0; i < kept->copies.size(); i++) {
+        if (kept->written[i].result.is_ok() && !kept->written[i].was_there) {
+            ours->push_back(kept->copies[i].name);
+        }
+    }
+    if (now.removals_before != own->n_removals) {
+        const status gone = write([ours](core & its, const std::atomic<bool> &) {
+            status result = status::ok();
+            for (const shared_name & name : *ours) {
+                const status s = its.folder.remove(name);
+                result         = s.is_ok() ? result : s;
+            }
+            return result;
+        });
+        return gone.is_ok() ? status::miss("something was removed meanwhile") : gone;
+    }
+    note_published(kept->copies, kept->written);
+    status problem = status::ok();
+    for (const shared_written & written : kept->written) {
+        problem = problem.is_ok() ? written.result : problem;
+    }
+    if (problem.is_ok()) {
+        now.n_left -= whole.size();
+        for (const local_object * object : whole) {
+            for (const key & k : object->missing) {
+                published[k] = object->used_ms;
+            }
+        }
+    }
+    return problem;
+}
+
+status shared_tier::add_copy(shared_copy copy, publishing & now) {
+    const write_budget * const writes    = rooms.options.writes.get();
+    const uint64_t             most      = std::min(max_round_bytes, limit / round_share);
+    const auto                 is_beyond = [&] {
+        return writes != nullptr && writes->is_limited() &&
+               writes->totals().today + now.bytes + copy.bytes() > writes->totals().budget;
+    };
+    const bool is_full = now.bytes + copy.bytes() > most || now.copies.size() >= max_round_files;
+    if ((is_full || is_beyond()) && !now.copies.empty()) {
+        if (status s = write_copies(now); !s.is_ok()) {
+            return s;
+        }
+    }
+    if (is_beyond()) {
+        return status::no_space(options.dir + ": the day's write budget is used up");
+    }
+    now.bytes += copy.bytes();
+    now.copies.push_back(std::move(copy));
+    return status::ok();
+}
+
+// Its last copies may be written with those of others.
+status shared_tier::publish_object(const local_object & object, publishing & now) {
+    const status s = copies_of(object, [&](shared_copy copy) {
+        return stopping ? status::miss("stopping") : add_copy(std::move(copy), now);
+    });
+    if (s.is_ok()) {
+        now.whole.push_back(&object);
+    }
     return s;
+}
+
+static bool is_folders_problem(const status & s) {
+    return s.is_over_budget() || s.is_no_space() || s.is_io_error();
 }
 
 void shared_tier::publish_all() {
@@ -236,8 +318,9 @@ void shared_tier::publish_all() {
         }
     }
     since_ms = std::min(since_ms, rooms.e.now_ms()); // The clock may have been set back.
-    const uint64_t            removals_before = n_removals;
-    std::vector<local_object> used            = objects_in_use();
+    publishing now;
+    now.removals_before = own->n_removals;
+    std::vector<local_object> used = objects_in_use();
     touch_used(used);
     // What was evicted there since it was published comes again when it has been used since.
     used.erase(std::remove_if(used.begin(), used.end(), [&](const local_object & object) {
@@ -246,28 +329,31 @@ void shared_tier::publish_all() {
             return before != published.end() && before->second >= object.used_ms;
         });
     }), used.end());
-    status   problem = status::ok();
-    uint64_t n_left  = used.size();
+    // What was in use before a removal may not be any more.
+    const auto goes_on = [&] { return !stopping && is_usable() && now.removals_before == own->n_removals; };
+    status     problem = status::ok();
+    now.n_left         = used.size();
     for (const local_object & object : used) {
-        if (stopping || !is_usable() || removals_before != n_removals) {
-            break; // What was in use before a removal may not be any more.
-        }
-        if (is_look_due() && !refresh()) {
+        if (!goes_on() || (is_look_due() && !refresh())) {
             break;
         }
-        const status s = publish_object(object, removals_before);
-        if (s.is_over_budget() || s.is_no_space() || s.is_io_error()) {
+        const status s = publish_object(object, now);
+        if (is_folders_problem(s)) {
             problem = s;
             break;
         }
-        n_left--; // What could not be read here is left to whoever looks after the local store.
+        now.n_left -= !s.is_ok(); // What could not be read here is left to whoever looks after the local store.
+    }
+    if (problem.is_ok() && goes_on()) {
+        const status s = write_copies(now);
+        problem        = is_folders_problem(s) ? s : problem;
     }
     needs_room = problem.is_over_budget();
     mutex_lock guard(mu);
     if ((problem.is_no_space() && !needs_room) || problem.is_io_error()) {
         publish_after = clock::now() + options.off_for; // Its disk is full or refuses, or the day's writes are used up.
     }
-    counted.unpublished = n_left;
+    counted.unpublished = now.n_left;
     why_unpublished     = problem.message();
 }
 

@@ -39,7 +39,7 @@ shared_tier::shared_tier(env & e, store & target, store_rooms & rooms, shared_op
                                                       options.users })),
       threads(n_folder_threads),
       notes(rooms.e, names::join(rooms.options.root_dir, "shared-" + hex(rooms.options.fingerprint) + ".notes")),
-      since_ms(rooms.e.now_ms()), lease(random_owner(), options.term) {
+      since_ms(rooms.e.now_ms()), lease(random_owner(), options.term), unfinished(options.unfinished) {
     keeper = std::thread([this] { keep(); });
 }
 
@@ -259,7 +259,6 @@ void shared_tier::look_after() {
     const std::unique_ptr<void, std::function<void(void *)>> idle_again(this, [&](void *) { set_busy(false); });
     remove_pending();
     if (lease.is_held()) {
-        remove_old_unfinished();
         evict(needs_room ? low_mark : high_mark, low_mark);
         needs_room = false;
     }
@@ -281,12 +280,7 @@ bool shared_tier::refresh() {
         notes.uses(options.dir);
     }
     tell_unreadable(*found);
-    std::map<std::string, clock::time_point> unfinished;
-    for (const std::string & name : found->unfinished) {
-        const auto known = unfinished_since.find(name);
-        unfinished[name] = known == unfinished_since.end() ? began : known->second;
-    }
-    unfinished_since = std::move(unfinished);
+    remove_unfinished(unfinished.look(found->unfinished, began));
     limit = options.limit != 0 ? options.limit : std::min((found->free_bytes + own->index.count().bytes) / 5, max_default_limit);
     renew_lease(found->lease);
     refresh_took = clock::now() - began;
@@ -314,21 +308,16 @@ void shared_tier::renew_lease(const std::string & found) {
 // eviction
 //
 
-void shared_tier::remove_old_unfinished() {
-    const auto names = std::make_shared<std::vector<std::string>>();
-    for (const auto & [name, since] : unfinished_since) {
-        if (clock::now() - since >= options.unfinished) {
-            names->push_back(name);
-        }
-    }
-    if (!names->empty()) {
-        (void) write([names](core & its, const std::atomic<bool> &) {
+// Not the evictor alone does it: what nobody writes any more takes room from everybody who publishes.
+void shared_tier::remove_unfinished(std::vector<std::string> names) {
+    if (!names.empty()) {
+        (void) write([names = std::move(names)](core & its, const std::atomic<bool> &) {
             status result = status::ok();
-            for (const std::string & name : *names) {
+            for (const std::string & name : names) {
                 result = its.folder.remove_unfinished(name);
             }
             return result;
-        }).is_ok();
+        }).is_ok(); // What stays is tried again by the next look.
     }
 }
 

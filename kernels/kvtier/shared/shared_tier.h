@@ -18,6 +18,7 @@
 #include "kvtier/shared/shared_folder.h"
 #include "kvtier/shared/shared_index.h"
 #include "kvtier/shared/shared_notes.h"
+#include "kvtier/shared/unfinished_watch.h"
 #include "kvtier/shared/watched_env.h"
 #include "kvtier/store.h"
 
@@ -51,7 +52,7 @@ struct shared_options {
     ms          idle_refresh{ 30000 };
     ms          longest_look{ 200 };  // so long a prompt waits for the folder to be looked at
     ms          term{ 60000 };        // of the lease
-    ms          unfinished{ 600000 }; // a file that is not complete by then is nobody's
+    ms          unfinished{ 600000 }; // a file that nobody has gone on writing for so long is nobody's
     ms          touch{ 60000 };       // a use is told to the folder that often
     // The tier's thread calls them. Off, and why; empty: on again. What could not be read, when that begins.
     std::function<void(const std::string & why)> on_change;
@@ -123,6 +124,7 @@ private:
         watched_env                       e;
         shared_folder                     folder;
         shared_index                      index;
+        std::atomic<uint64_t>             n_removals{ 0 };
     };
 
     struct folder_job {
@@ -144,6 +146,15 @@ private:
         int64_t                  used_ms   = 0;
         std::set<key>            missing;       // in the folder: runs, or the anchor
         std::vector<shared_name> there;         // files that have the rest
+    };
+
+    // A round of publishing: what is written next, with one look at what the folder has.
+    struct publishing {
+        uint64_t                          removals_before = 0;
+        uint64_t                          n_left          = 0; // objects
+        std::vector<shared_copy>          copies;
+        uint64_t                          bytes = 0; // of them
+        std::vector<const local_object *> whole;     // objects that are there when these copies are
     };
 
     // the folder's threads
@@ -168,11 +179,13 @@ private:
     bool refresh();
     void renew_lease(const std::string & found);
     void evict(double high, double low);
-    void remove_old_unfinished();
+    void remove_unfinished(std::vector<std::string> names);
     void remove_pending();
     void publish_all();
-    status publish_object(const local_object & object, uint64_t removals_before);
-    status publish_copy(shared_copy copy, uint64_t removals_before);
+    status publish_object(const local_object & object, publishing & now);
+    status add_copy(shared_copy copy, publishing & now);
+    status write_copies(publishing & now);
+    void   note_published(const std::vector<shared_copy> & copies, const std::vector<shared_written> & written);
     void touch_used(const std::vector<local_object> & used);
 
     std::vector<local_object> objects_in_use() const;
@@ -198,7 +211,6 @@ private:
     shared_notes          notes;
 
     shared_mutex          saving;   // a removal is not followed by what was fetched before it
-    std::atomic<uint64_t> n_removals{ 0 };
     std::atomic<bool>     stopping{ false };
 
     mutable mutex      mu;
@@ -227,7 +239,7 @@ private:
     uint64_t                           limit = 0;
     bool                               needs_room = false;
     clock::time_point                  publish_after;
-    std::map<std::string, clock::time_point> unfinished_since;
+    unfinished_watch                   unfinished;
     std::map<key, int64_t>             published; // runs and anchors, with when they were last used then
     std::map<std::string, int64_t>     touched;   // files, likewise
 

@@ -85,6 +85,10 @@ public:
         const call_watch::call call(*watch);
         return file->close();
     }
+    status modified_ms(int64_t & out) const override {
+        const call_watch::call call(*watch);
+        return file->modified_ms(out);
+    }
 
 private:
     std::unique_ptr<writable_file>    file;

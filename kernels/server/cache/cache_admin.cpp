@@ -318,6 +318,7 @@ void cache_admin::forget(const removal & what) {
 // Whether all stores had it and removed it, for a user; or any, for a conversation.
 bool cache_admin::remove(const removal & what, const std::function<status(kvtier::store &, uint64_t &)> & from, removal_result & out) {
     forget(what);
+    on_removal(what);
     write_all();
     kvtier::shared_removal there;
     out.is_shared = stores.shared != nullptr;
@@ -416,6 +417,7 @@ bool cache_admin::remove_everything(removal_result & out) {
     what.everything = true;
     what.of_all     = true;
     forget(what);
+    on_removal(what);
     write_all();
     bool done = true;
     for (const kvtier::key & name_space : name_spaces(stores.all())) {

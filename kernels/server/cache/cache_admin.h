@@ -55,6 +55,9 @@ public:
     // Removes what has expired, as if somebody had asked for it.
     std::vector<kvtier::conversation_id> sweep(); // those that are gone
 
+    // Called with what somebody has asked to remove, before the stores do. Set once, before anybody asks.
+    std::function<void(const removal & what)> on_removal = [](const removal &) {};
+
     // Says how long a conversation is kept, and gives it as it is listed then. Miss: there is none.
     kvtier::status keep(const std::string & user, uint64_t hash, const kvtier::lifetime_change & change, common_json & out);
 

@@ -56,6 +56,7 @@ status cache_core::open(const common_params & params, llama_context * target, ll
     made->admin_ = std::make_unique<cache_admin>(made->stores, made->board, *made->reader, queue, made->measured,
                                                  made->times, made->ahead, params.cache_ssd.metadata_users);
     made->handovers_ = std::make_unique<handover_desk>(made->stores, *made->admin_);
+    made->admin_->on_removal = [desk = made->handovers_.get()](const removal & what) { desk->remove(what); };
     if (params.cache_ssd.read_ahead) {
         std::vector<kvtier::store *> all;
         for (sequence_store * store : made->stores.all()) {

@@ -4,7 +4,6 @@
 #include "kvtier/write_budget.h"
 #include "llama/build_info.h"
 #include "llama/model_fingerprint.h"
-#include "server/shared_folder_flags.h"
 #include "state_rows.h"
 
 #include "log.h"
@@ -88,8 +87,8 @@ status cache_stores::open(const common_params & params, llama_context * target_c
         return s;
     }
 
-    if (!shared_flags().path.empty()) {
-        open_shared(shared_flags());
+    if (!params.cache_ssd.shared.path.empty()) {
+        open_shared(params.cache_ssd.shared);
     }
 
     // A draft model's state travels. Heads that live on the target's hidden states keep more than their context; they
@@ -106,7 +105,7 @@ status cache_stores::open(const common_params & params, llama_context * target_c
     return status::ok();
 }
 
-void cache_stores::open_shared(const shared_folder_flags & want) {
+void cache_stores::open_shared(const shared_folder_options & want) {
     kvtier::shared_options options;
     options.dir          = want.path;
     options.backend      = backend_name();

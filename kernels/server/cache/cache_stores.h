@@ -19,7 +19,7 @@
 
 namespace llama_run {
 
-struct shared_folder_flags;
+struct shared_folder_options;
 
 struct cache_stores {
     std::string                     root_dir;
@@ -49,7 +49,7 @@ struct cache_stores {
 private:
     kvtier::status open_one(const common_params & params, llama_context * ctx, const std::string & model_path,
                             ggml_type type_k, ggml_type type_v, std::unique_ptr<sequence_store> & out);
-    void           open_shared(const shared_folder_flags & want);
+    void           open_shared(const shared_folder_options & want);
     void           look_elsewhere(const kvtier::key & fingerprint);
 };
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <utility>
 
 namespace llama_run {
@@ -128,6 +129,17 @@ bool prompt_reader::is_slower(kvtier::restore_facts facts) const {
     return !decision.restore && decision.restore_ms > decision.eval_ms + recompute_margin_ms;
 }
 
+static std::set<kvtier::key> keys_of(const kvtier::shared_match & match) {
+    std::set<kvtier::key> out;
+    for (const kvtier::shared_run & r : match.runs) {
+        out.insert(r.k);
+    }
+    if (match.anchor) {
+        out.insert(match.anchor->k);
+    }
+    return out;
+}
+
 // What other servers have evaluated comes out of the folder that they share into the store, where it is looked up then. That takes no
 // longer than evaluating would.
 void prompt_reader::fetch(cache_ticket & ticket, size_t n_in_slot) {
@@ -135,10 +147,11 @@ void prompt_reader::fetch(cache_ticket & ticket, size_t n_in_slot) {
         return;
     }
     const kvtier::lookup_request asked = stores.target->question(ticket.scope, ticket.tokens, ticket.tokens.size() - 1, ticket.conversation.hash);
-    if (stores.shared->find(asked, ticket.target.match).n_tokens <= n_in_slot) {
+    const kvtier::shared_match wanted = stores.shared->find(asked, ticket.target.match);
+    if (wanted.n_tokens <= n_in_slot) {
         return;
     }
-    kvtier::mutex_lock guard(fetching);
+    const fetch_line::turn turn(fetching, keys_of(wanted));
     look(ticket);
     const kvtier::shared_match found  = stores.shared->find(asked, ticket.target.match);
     const size_t               n_have = std::max(ticket.target.match.n_tokens, n_in_slot);

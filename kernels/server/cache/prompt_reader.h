@@ -10,6 +10,7 @@
 
 #include "server/cache/cache_stores.h"
 #include "server/cache/cache_ticket.h"
+#include "server/cache/fetch_line.h"
 #include "server/cache/removal.h"
 #include "server/cache/speeds.h"
 
@@ -79,7 +80,7 @@ private:
     server_queue &          queue;
     const held_bytes::total in_flight = std::make_shared<std::atomic<uint64_t>>(0);
 
-    kvtier::mutex fetching; // Prompts that begin alike are fetched once.
+    fetch_line fetching;
 
     kvtier::mutex                            waiting_mu;
     std::vector<std::weak_ptr<cache_ticket>> waiting GUARDED_BY(waiting_mu); // tickets of requests that have no slot yet

@@ -40,6 +40,11 @@ struct removal {
                  names(tokens, tokens.size()) || names(tokens, n_tokens)));
     }
 
+    // Whether this conversation is part of it, by its name.
+    bool concerns(const kvtier::conversation_id & id) const {
+        return (of_all || id.first == name_space) && (everything || id.second == hash);
+    }
+
 private:
     bool names(const std::vector<kvtier::token> & tokens, size_t n) const {
         return n > 0 && n <= tokens.size() && kvtier::conversation_hash(tokens.data(), n) == hash;

@@ -5,7 +5,6 @@
 #include "log.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 namespace llama_run {
@@ -13,12 +12,10 @@ namespace llama_run {
 using kvtier::handover_intake;
 using kvtier::status;
 
-// So many come at a time, and each holds one part in memory: together they take no more than the RAM tier may.
-static constexpr size_t   max_arrivals = 4;
-static constexpr uint64_t min_part     = uint64_t(64) << 20;
+// Each that comes holds one part in memory: together they take no more than the RAM tier may.
+static constexpr uint64_t min_part = uint64_t(64) << 20;
 
-// A sender that was not heard of for so long begins again.
-static constexpr auto patience = std::chrono::minutes(10);
+static constexpr int max_sent = 8;
 
 static server_http_res_ptr refuse_bytes(int code, const char * type, const std::string & message) {
     return answer(code, { { "error", { { "code", code }, { "type", type }, { "message", message } } } });
@@ -43,36 +40,22 @@ static server_http_res_ptr refuse_for(const status & s) {
     }
 }
 
+static server_http_res_ptr was_removed() {
+    return refuse_bytes(410, "removed", "the conversation, or its user, was removed here while it came");
+}
+
 status handover_desk::open(const std::string & user, uint64_t hash, std::unique_ptr<kvtier::handover_source> & out) {
     admin.flush();
     return kvtier::handover_source::open(stores.target->store(), user, hash, out);
 }
 
-// False: too many come at once, or a request works on this one.
-bool handover_desk::make_place(const kvtier::conversation_id & id) {
-    const auto         now = clock::now();
-    kvtier::mutex_lock guard(mu);
-    for (auto it = arrivals.begin(); it != arrivals.end();) {
-        const bool gone = it->second.intake != nullptr && (it->first == id || now - it->second.last_heard > patience);
-        it = gone ? arrivals.erase(it) : std::next(it);
-    }
-    return arrivals.size() < max_arrivals && arrivals.emplace(id, arrival{ nullptr, now }).second;
+std::shared_ptr<void> handover_desk::begin_sending() {
+    std::shared_ptr<void> place(this, [](void * desk) { static_cast<handover_desk *>(desk)->n_sent--; });
+    return ++n_sent <= max_sent ? place : nullptr;
 }
 
-std::unique_ptr<handover_intake> handover_desk::fetch(const kvtier::conversation_id & id) {
-    kvtier::mutex_lock guard(mu);
-    const auto         found = arrivals.find(id);
-    return found == arrivals.end() ? nullptr : std::move(found->second.intake);
-}
-
-// null: it is over.
-void handover_desk::put_back(const kvtier::conversation_id & id, std::unique_ptr<handover_intake> intake) {
-    kvtier::mutex_lock guard(mu);
-    if (intake == nullptr) {
-        arrivals.erase(id);
-    } else {
-        arrivals[id] = { std::move(intake), clock::now() };
-    }
+void handover_desk::remove(const removal & what) {
+    coming.remove([&](const kvtier::conversation_id & id) { return what.concerns(id); });
 }
 
 server_http_res_ptr handover_desk::take(const std::string & user, uint64_t hash, uint64_t offset, uint64_t id,
@@ -86,37 +69,43 @@ server_http_res_ptr handover_desk::begin(const std::string & user, uint64_t hash
         return refuse_bytes(400, "invalid_request_error", "these bytes do not begin with the head of a conversation's state");
     }
     const kvtier::conversation_id id = { kvtier::user_key(user), hash };
-    if (!make_place(id)) {
+    const auto on = coming.begin(id);
+    if (on == nullptr) {
         return refuse_bytes(503, "unavailable_error", "other conversations are being handed over: try again in a while");
     }
-    work            on       = { *this, id, nullptr };
     kvtier::store & store    = stores.target->store();
-    const uint64_t  max_part = std::max(store.options().ram_bytes / max_arrivals, min_part);
-    if (const status s = handover_intake::begin(store, user, hash, bytes.substr(0, n_head), max_part, on.intake); !s.is_ok()) {
+    const uint64_t  max_part = std::max(store.options().ram_bytes / arrivals::max_at_once, min_part);
+    if (const status s = handover_intake::begin(store, user, hash, bytes.substr(0, n_head), max_part, on->intake); !s.is_ok()) {
         return refuse_for(s);
     }
-    return feed(on, bytes.data() + n_head, bytes.size() - n_head);
+    return feed(*on, bytes.data() + n_head, bytes.size() - n_head);
 }
 
 server_http_res_ptr handover_desk::go_on(const kvtier::conversation_id & id, uint64_t offset, uint64_t stream,
                                          const std::string & bytes) {
-    std::unique_ptr<handover_intake> found = fetch(id);
-    if (found == nullptr) {
+    const auto on = coming.go_on(id);
+    if (on == nullptr) {
         return wrong_offset(0, "this conversation is not on its way to here: begin with its head");
     }
-    work on = { *this, id, std::move(found) };
-    if (on.intake->id() != stream) {
+    if (on->intake == nullptr) {
+        return was_removed();
+    }
+    if (on->intake->id() != stream) {
         return wrong_offset(0, "another state of this conversation is on its way to here");
     }
-    if (on.intake->wanted() != offset) {
-        return wrong_offset(on.intake->wanted(), "it goes on at another offset");
+    if (on->intake->wanted() != offset) {
+        return wrong_offset(on->intake->wanted(), "it goes on at another offset");
     }
-    return feed(on, bytes.data(), bytes.size());
+    return feed(*on, bytes.data(), bytes.size());
 }
 
-server_http_res_ptr handover_desk::feed(work & on, const char * bytes, size_t size) const {
+server_http_res_ptr handover_desk::feed(arrivals::work & on, const char * bytes, size_t size) const {
     auto intake = std::exchange(on.intake, nullptr);
-    if (const status s = intake->take(bytes, size); !s.is_ok()) {
+    if (const status s = intake->take(bytes, size, *on.is_removed); !s.is_ok()) {
+        if (*on.is_removed) {
+            on.intake = std::move(intake);
+            return was_removed();
+        }
         LOG_WRN("cache: a conversation that was handed over is not stored: %s\n", s.message().c_str());
         return refuse_for(s);
     }

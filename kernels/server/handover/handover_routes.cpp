@@ -42,6 +42,10 @@ static server_http_res_ptr send(const state_cache & cache, const std::string & u
     if (!desk) {
         return refuse("the cache is off", ERROR_TYPE_NOT_SUPPORTED);
     }
+    auto place = desk->begin_sending();
+    if (place == nullptr) {
+        return refuse("other conversations are being handed over: try again in a while", ERROR_TYPE_UNAVAILABLE);
+    }
     std::unique_ptr<kvtier::handover_source> opened;
     if (const kvtier::status s = desk->open(user, from.hash, opened); !s.is_ok()) {
         return refuse(s.message(), s.is_miss()         ? ERROR_TYPE_NOT_FOUND
@@ -57,11 +61,12 @@ static server_http_res_ptr send(const state_cache & cache, const std::string & u
     struct sending {
         std::shared_ptr<void>                    awake;
         std::shared_ptr<handover_desk>           desk;
+        std::shared_ptr<void>                    place;
         std::unique_ptr<kvtier::handover_source> source;
         uint64_t                                 at;
     };
     auto res  = std::make_unique<server_http_res>();
-    auto what = std::make_shared<sending>(sending{ cache.wake(), desk, std::move(opened), from.offset });
+    auto what = std::make_shared<sending>(sending{ cache.wake(), desk, std::move(place), std::move(opened), from.offset });
     res->content_type = "application/octet-stream";
     res->headers      = { { "Cache-Control", "no-store" }, { "ETag", "\"" + kvtier::hex(what->source->id()) + "\"" },
                           { "X-Llama-State-Size", std::to_string(what->source->size()) } };

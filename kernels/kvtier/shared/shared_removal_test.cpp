@@ -1,0 +1,178 @@
+// What is removed here goes from the shared folder, too, whatever the folder says to it, and nothing else does.
+#include "kvtier/shared/shared_testing.h"
+
+using namespace kvtier;
+using namespace kvtier::test;
+using namespace std::chrono_literals;
+
+TEST(removing_a_conversation_removes_it_from_the_folder_too) {
+    network_disk & network = new_network_disk();
+    const server a(network);
+    const auto   prefix = random_tokens(1, 64);
+    auto         kept = prefix, gone = prefix;
+    append(kept, 2, 64);
+    append(gone, 3, 64);
+    save_request first = a.m.request(*a.s, kept, 64), second;
+    first.conversation.hash = 1;
+    CHECK(a.s->save(first).is_ok());
+    second = a.m.request(*a.s, gone, 64);
+    second.conversation.hash = 2;
+    CHECK(a.s->save(second).is_ok());
+    CHECK(a.tier->publish(10s));
+    const server b(network);
+    CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
+
+    uint64_t       freed = 0, n_files = 0;
+    shared_removal removal = a.tier->begin_removal(key{}, { 2 });
+    CHECK(a.s->remove_conversation(key{}, 2, freed).is_ok());
+    CHECK(a.tier->finish_removal(removal, 10s, n_files));
+    CHECK(n_files == 1);
+    CHECK(a.tier->publish(10s));
+    CHECK(within(10s, [&] { return b.restore(gone) == 64; }));
+    CHECK(b.restore(kept) == 128);
+
+    removal = a.tier->begin_removal(key{});
+    CHECK(a.s->remove_name_space(key{}, freed).is_ok());
+    CHECK(a.tier->finish_removal(removal, 10s, n_files));
+    CHECK(objects(network).empty());
+}
+
+TEST(what_conversations_share_goes_with_the_last_of_them) {
+    network_disk & network = new_network_disk();
+    const server a(network);
+    const auto   prefix = random_tokens(1, 64);
+    CHECK(a.save_as(1, prefix) && a.tier->publish(10s));
+    for (uint64_t c = 1; c <= 3; c++) {
+        auto talk = prefix;
+        append(talk, 10 + c, 64);
+        CHECK(a.save_as(c, talk));
+    }
+    CHECK(a.tier->publish(10s));
+    CHECK(objects(network).size() == 4);
+    const auto remove = [&](const std::vector<uint64_t> & conversations) {
+        uint64_t             freed = 0, n_files = 0;
+        const shared_removal removal = a.tier->begin_removal(key{}, conversations);
+        for (const uint64_t c : conversations) {
+            CHECK(a.s->remove_conversation(key{}, c, freed).is_ok());
+        }
+        CHECK(a.tier->finish_removal(removal, 10s, n_files));
+    };
+    remove({ 3 });
+    CHECK(objects(network).size() == 3);
+    remove({ 1, 2 });
+    CHECK(objects(network).empty());
+}
+
+TEST(what_cannot_be_removed_now_is_removed_later) {
+    network_disk & network = new_network_disk();
+    const server        a(network);
+    const auto          talk = random_tokens(1, 100);
+    CHECK(a.save_and_publish(talk));
+    network.no_remove = ".seg";
+    uint64_t       freed = 0, n_files = 0;
+    shared_removal removal = a.tier->begin_removal(key{});
+    CHECK(a.s->remove_name_space(key{}, freed).is_ok());
+    CHECK(!a.tier->finish_removal(removal, 10s, n_files));
+    network.no_remove = "";
+    CHECK(within(10s, [&] { return objects(network).empty(); }));
+}
+
+TEST(what_is_evicted_here_while_something_else_is_removed_stays_in_the_folder) {
+    network_disk & network = new_network_disk();
+    const server a(network), b(network);
+    const auto   gone = random_tokens(1, 100), kept = random_tokens(2, 100);
+    CHECK(a.save_as(1, gone) && a.save_as(2, kept));
+    CHECK(a.tier->publish(10s));
+    uint64_t             freed = 0, n_files = 0;
+    const shared_removal removal = a.tier->begin_removal(key{}, { 1 });
+    CHECK(a.s->remove_conversation(key{}, 1, freed).is_ok());
+    CHECK(a.s->remove_conversation(key{}, 2, freed).is_ok()); // as an eviction would
+    CHECK(a.tier->finish_removal(removal, 10s, n_files));
+    CHECK(within(10s, [&] { return b.restore(kept) == 100; }));
+    CHECK(b.restore(gone) == 0);
+}
+
+TEST(what_is_being_removed_is_not_fetched_meanwhile) {
+    network_disk & network = new_network_disk();
+    server       a(network);
+    const auto   talk = random_tokens(1, 100);
+    for (const bool everything : { false, true }) {
+        a.disk.set_now_ms(a.disk.now_ms() + 1000);
+        CHECK(a.save_as(1, talk) && a.tier->publish(10s));
+        uint64_t             freed = 0, n_files = 0;
+        const shared_removal removal = everything ? a.tier->begin_removal(key{}) : a.tier->begin_removal(key{}, { 1 });
+        CHECK(a.s->remove_conversation(key{}, 1, freed).is_ok());
+        CHECK(a.restore(talk) == 0);
+        CHECK(a.tier->finish_removal(removal, 10s, n_files));
+        CHECK(n_files > 0);
+        CHECK(a.restore(talk) == 0);
+    }
+    CHECK(objects(network).empty());
+}
+
+TEST(a_removal_that_the_folder_has_refused_outlasts_the_process) {
+    network_disk & network = new_network_disk();
+    server       a(network);
+    const auto   gone = random_tokens(1, 100), kept = random_tokens(2, 100);
+    CHECK(a.save_as(1, gone) && a.save_as(2, kept));
+    CHECK(a.tier->publish(10s));
+    network.no_remove = ".seg";
+    uint64_t             freed = 0, n_files = 0;
+    const shared_removal removal = a.tier->begin_removal(key{}, { 1 });
+    CHECK(a.s->remove_conversation(key{}, 1, freed).is_ok());
+    CHECK(!a.tier->finish_removal(removal, 10s, n_files));
+    a.restart(network);
+    CHECK(within(10s, [&] { return a.tier->stats().is_on; }));
+    CHECK(a.restore(gone) == 0); // It is still there, and nobody fetches it.
+    a.tier.reset();
+    network.no_remove = "";
+    a.restart(network);
+    CHECK(within(10s, [&] { return objects(network).size() == 1; }));
+    CHECK(a.restore(gone) == 0);
+    CHECK(a.restore(kept) == 100);
+    a.restart(network);
+    CHECK(within(10s, [&] { return a.tier->stats().is_on; }));
+    CHECK(a.save_as(1, gone)); // It is evaluated again, and nobody remembers the removal.
+    CHECK(a.tier->publish(10s));
+    CHECK(objects(network).size() == 2);
+}
+
+TEST(what_could_not_be_read_when_it_was_to_be_removed_is_removed_later) {
+    for (const bool is_folder : { false, true }) {
+        network_disk & network = new_network_disk();
+        server       a(network);
+        const auto   gone = random_tokens(1, 100);
+        CHECK(a.save_as(1, gone) && a.tier->publish(10s));
+        const std::string path = objects(network).front();
+        a.tier.reset();
+        (is_folder ? network.no_list : network.no_open) = is_folder ? path.substr(0, path.rfind('/')) : path;
+        a.disk.set_now_ms(a.disk.now_ms() + 1000); // It is not in use any more, and not written again.
+        a.restart(network);
+        uint64_t             freed = 0, n_files = 0;
+        const shared_removal removal = a.tier->begin_removal(key{}, { 1 });
+        CHECK(a.s->remove_conversation(key{}, 1, freed).is_ok());
+        CHECK(!a.tier->finish_removal(removal, 10s, n_files));
+        a.tier.reset();
+        network.no_open = network.no_list = "";
+        a.restart(network);
+        CHECK(within(10s, [&] { return objects(network).empty(); }));
+        CHECK(a.restore(gone) == 0);
+    }
+}
+
+TEST(a_file_that_cannot_be_removed_does_not_keep_others_from_being_removed) {
+    network_disk & network = new_network_disk();
+    server       a(network);
+    CHECK(a.save_as(1, random_tokens(1, 100)) && a.save_as(2, random_tokens(2, 100)) && a.tier->publish(10s));
+    CHECK(objects(network).size() == 2);
+    network.no_remove = objects(network).front();
+    uint64_t             freed = 0, n_files = 0;
+    const shared_removal removal = a.tier->begin_removal(key{});
+    CHECK(a.s->remove_name_space(key{}, freed).is_ok());
+    CHECK(!a.tier->finish_removal(removal, 10s, n_files));
+    CHECK(objects(network).size() == 1);
+}
+
+int main() {
+    return run_tests();
+}
