@@ -217,23 +217,40 @@ inline std::unique_ptr<store> open(env & e, const store_options & options) {
 
 // A disk of which a part fails for as long as a test wants: every such call fails whose path contains the text.
 struct failing_env : fault_env {
-    std::string no_open, no_list, no_sync, no_remove, no_make;
+    // A part of paths, none when it is empty. A test may set it while a thread of the store looks.
+    class part_of_path {
+    public:
+        part_of_path & operator=(std::string part) {
+            mutex_lock guard(mu);
+            text = std::move(part);
+            return *this;
+        }
+        bool is_in(const std::string & path) const {
+            mutex_lock guard(mu);
+            return !text.empty() && contains(path, text);
+        }
+
+    private:
+        mutable mutex mu;
+        std::string   text GUARDED_BY(mu);
+    };
+    part_of_path no_open, no_list, no_sync, no_remove, no_make;
 
     status open_file(const std::string & path, std::unique_ptr<readable_file> & out) override {
-        return meets(path, no_open) ? refused(path) : fault_env::open_file(path, out);
+        return no_open.is_in(path) ? refused(path) : fault_env::open_file(path, out);
     }
     status list_dir(const std::string & path, std::vector<dir_entry> & out) override {
         out.clear();
-        return meets(path, no_list) ? refused(path) : fault_env::list_dir(path, out);
+        return no_list.is_in(path) ? refused(path) : fault_env::list_dir(path, out);
     }
     status sync_dir(const std::string & path) override {
-        return meets(path, no_sync) ? refused(path) : fault_env::sync_dir(path);
+        return no_sync.is_in(path) ? refused(path) : fault_env::sync_dir(path);
     }
     status remove_file(const std::string & path) override {
-        return meets(path, no_remove) ? refused(path) : fault_env::remove_file(path);
+        return no_remove.is_in(path) ? refused(path) : fault_env::remove_file(path);
     }
     status make_dir(const std::string & path) override {
-        return meets(path, no_make) ? refused(path) : fault_env::make_dir(path);
+        return no_make.is_in(path) ? refused(path) : fault_env::make_dir(path);
     }
 
     // It is called once, in another thread, before the first rename to such a path.
@@ -248,7 +265,6 @@ struct failing_env : fault_env {
     }
 
 private:
-    static bool   meets(const std::string & path, const std::string & text) { return !text.empty() && contains(path, text); }
     static status refused(const std::string & path) { return status::io_error(path + ": Input/output error"); }
 };
 

@@ -153,7 +153,8 @@ TEST(what_could_not_be_read_when_it_was_to_be_removed_is_removed_later) {
         CHECK(a.s->remove_conversation(key{}, 1, freed).is_ok());
         CHECK(!a.tier->finish_removal(removal, 10s, n_files));
         a.tier.reset();
-        network.no_open = network.no_list = "";
+        network.no_open = "";
+        network.no_list = "";
         a.restart(network);
         CHECK(within(10s, [&] { return objects(network).empty(); }));
         CHECK(a.restore(gone) == 0);
