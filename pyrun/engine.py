@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pyrun import console
 from pyrun.errors import UserError
 from pyrun.server.address import choose_address, key_of
 from pyrun.server.ask import ask, direct, server_url
@@ -27,6 +28,7 @@ from pyrun.service import background
 
 Messages = Sequence[Mapping[str, Any]]
 
+SILENT_SECONDS = 5.0  # a start that takes longer is told of: the first one compiles llama.cpp for minutes
 POLL_SECONDS = 0.2
 # Where rounding alone makes two runs choose another token, the two have almost the same probability.
 TIE = 0.05
@@ -146,9 +148,13 @@ class Engine:
         served = f"--server={model}" if model else "--server"
         command = [*own_command(), "--port", str(port), served, *(["--", *arguments] if arguments else [])]
         self._started = background.start(command, logs, port, self.url)
+        asked, told = time.monotonic(), False
         while not self._answers():
             if self._started.process() is None:
                 raise UserError("the server did not start", f"{self._started.log} says why")
+            if not told and time.monotonic() - asked > SILENT_SECONDS:
+                told = True
+                console.say(f"starting a server for {self.url}: {self._started.log} shows how far")
             time.sleep(POLL_SECONDS)
 
     @property

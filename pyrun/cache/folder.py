@@ -89,9 +89,10 @@ def bytes_on_disk(path: Path) -> int:
     if has_native():
         return _kernels.measure_tree(str(path))
     total = 0
-    for one in (path, *path.rglob("*")):
-        with suppress(FileNotFoundError):  # a server may remove what it no longer needs
-            total += one.lstat().st_blocks * 512
+    for folder, _, files in os.walk(path):  # a server may remove what it no longer needs, also folders, meanwhile
+        for one in (folder, *(os.path.join(folder, name) for name in files)):
+            with suppress(FileNotFoundError):
+                total += os.lstat(one).st_blocks * 512
     return total
 
 

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
+import psutil
 import pytest
 
 from pyrun import Engine
 from pyrun.errors import UserError
+from pyrun.service import background
 
 
 class Double(BaseHTTPRequestHandler):
@@ -116,6 +118,19 @@ def test_trouble_is_an_error_with_the_servers_own_words(engine: Engine) -> None:
 def test_no_server_is_an_error(engine: Engine) -> None:
     with pytest.raises(UserError, match="no server answers"):
         Engine(url="127.0.0.1:1")
+
+
+def test_a_start_that_takes_long_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    me = psutil.Process()
+    started = background.Started(9, me.pid, me.create_time(), "http://127.0.0.1:9", "launcher.log", "server.log")
+    answers = iter([False, False, False, True])
+    monkeypatch.setattr(background, "start", lambda *_: started)
+    monkeypatch.setattr(Engine, "_answers", lambda _: next(answers))
+    monkeypatch.setattr("pyrun.engine.SILENT_SECONDS", 0.0)
+    Engine(port=9, keep=True).close()
+    assert capsys.readouterr().err.replace("\n", " ").count("launcher.log shows how far") == 1
 
 
 def test_prompts_and_conversations_are_warmed_and_planned(engine: Engine) -> None:
