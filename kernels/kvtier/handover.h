@@ -90,9 +90,6 @@ public:
     // more, which is a miss, no further part is stored.
     status take(const char * data, size_t size, const std::atomic<bool> & is_unwanted);
 
-    // Makes what is stored so far a conversation of that name, so that removing the conversation removes it.
-    status name_stored();
-
 private:
     handover_intake(store & to, handover_head && head, const chain_root & root, uint64_t conversation);
 
@@ -106,7 +103,6 @@ private:
     status take_anchor();
     status save(const save_request & request);
     status save_checkpoint();
-    status save_named(uint32_t n_tokens);
 
     save_request request_for(uint32_t n_tokens) const;
 

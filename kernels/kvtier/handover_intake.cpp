@@ -208,6 +208,7 @@ save_request handover_intake::request_for(uint32_t n_tokens) const {
     out.n_static   = record.n_static;
     out.folded     = (record.header.flags & format::flag_folded) != 0;
     out.backend    = head.header.backend;
+    out.conversation.hash = conversation; // Whoever removes it finds what has come so far.
     out.tokens.assign(head.tokens.begin(), head.tokens.begin() + n_tokens);
     return out;
 }
@@ -294,27 +295,14 @@ status handover_intake::save_checkpoint() {
     if (complete) {
         return status::ok();
     }
-    const status s = save_named(n);
-    complete = s.is_ok();
-    return s;
-}
-
-status handover_intake::save_named(uint32_t n_tokens) {
-    save_request request = request_for(n_tokens);
+    save_request request = request_for(n);
     request.checkpoint   = true;
     request.roles        = record.roles;
-    request.conversation.hash     = conversation;
     request.conversation.n_naming = record.n_naming;
     request.conversation.title    = record.title;
-    return to.save(request);
-}
-
-status handover_intake::name_stored() {
-    uint32_t n = 0;
-    for (size_t i = 0; i < next; i++) {
-        n = head.parts[i].kind == format::kind_segment ? head.parts[i].n : n;
-    }
-    return n > 0 && !complete ? save_named(n) : status::ok();
+    const status s = to.save(request);
+    complete = s.is_ok();
+    return s;
 }
 
 } // namespace kvtier

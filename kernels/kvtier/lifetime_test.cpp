@@ -345,6 +345,19 @@ TEST(a_history_that_is_retired_leaves_nothing_of_itself_in_what_others_share) {
     CHECK(a.use(*s, 2) == 104 && a.m.restore(*s, other) == other.size());
 }
 
+TEST(a_session_that_makes_another_one_go_shares_its_file_without_it) {
+    fault_env     disk;
+    agent         a;
+    store_options o = a.m.options();
+    o.max_conversations = 1;
+    auto s = open(disk, o);
+    const std::vector<token> gone = a.session(1);
+    std::vector<token>       other;
+    CHECK(a.save(*s, 1).is_ok() && save_branch(*s, a, gone, 3, other).is_ok());
+    CHECK(!is_listed(*s, 1) && !holds_tokens(disk, { gone.begin() + 80, gone.end() }));
+    CHECK(a.m.restore(*s, other) == other.size());
+}
+
 TEST(a_session_beyond_the_limit_leaves_nothing_of_itself_in_what_others_share) {
     fault_env     disk;
     agent         a;

@@ -205,7 +205,9 @@ bool object_graph::retire(checkpoint & c, doomed_files & out, std::vector<uint64
         if (!found && alone && s->pins != 0) {
             return false;
         }
-        mine.push_back(s->id);
+        if (s->awaited_by == 0 || s->awaited_by == c.owner->hash) {
+            mine.push_back(s->id);
+        }
     }
     forget_checkpoint(c, out);
     if (!found) {

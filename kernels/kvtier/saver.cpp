@@ -56,6 +56,11 @@ file_header saver::header(const save_request & request, const key & name_space, 
     return out;
 }
 
+static uint64_t conversation_of(const save_request & request) {
+    const uint64_t said = request.conversation.hash;
+    return said != 0 ? said : conversation_hash(request.tokens.data(), request.tokens.size());
+}
+
 // What of it the day's write budget allows: up to the first page that is refused, as if the conversation had been cut there. So
 // what is stored is listed, and can be removed.
 save_request saver::affordable(const save_request & request) const {
@@ -94,6 +99,16 @@ status saver::save(const save_request & request, size_t & n_tokens) {
 status saver::save_within_budget(const save_request & request) {
     const key name_space = user_key(request.root.user);
     rooms.files.finish_deferred();
+    if (status s = save_held(request, name_space); !s.is_ok() || !request.checkpoint) {
+        return s;
+    }
+    // Nothing is held any more: what a limit retires is cut out of files that this conversation uses, too.
+    const conversation_id id = { name_space, conversation_of(request) };
+    apply_limits(rooms, name_space, &id);
+    return status::ok();
+}
+
+status saver::save_held(const save_request & request, const key & name_space) {
     lease  held = rooms.known.hold(request);
     status s    = make_folders(name_space);
     if (s.is_ok()) {
@@ -102,10 +117,7 @@ status saver::save_within_budget(const save_request & request) {
     if (s.is_ok()) {
         s = save_anchors(request, name_space);
     }
-    if (s.is_ok() && request.checkpoint) {
-        s = save_checkpoint(request, name_space);
-    }
-    return s;
+    return s.is_ok() && request.checkpoint ? save_checkpoint(request, name_space) : s;
 }
 
 // A folder that is counted is there.
@@ -261,7 +273,7 @@ status saver::save_checkpoint(const save_request & request, const key & name_spa
     checkpoint_record record;
     record.header       = header(request, name_space, request.folded ? format::flag_folded : 0);
     const conversation_facts & said = request.conversation;
-    record.conversation = said.hash != 0 ? said.hash : conversation_hash(request.tokens.data(), n_tokens);
+    record.conversation = conversation_of(request);
     record.n_naming     = std::min(said.n_naming, n_tokens);
     record.title        = said.title.substr(0, format::max_title);
     record.n_tokens     = n_tokens;
@@ -297,7 +309,6 @@ status saver::save_checkpoint(const save_request & request, const key & name_spa
     // Ages may be lost; how long it is to be kept may not. The checkpoint itself is safe.
     const bool changed = rooms.known.change_lifetime(id, said.change);
     (void) write_uses_of(id, changed).is_ok();
-    apply_limits(rooms, name_space, &id);
     return status::ok();
 }
 

@@ -34,6 +34,7 @@ private:
     save_request affordable(const save_request & request) const;
 
     status save_within_budget(const save_request & request) REQUIRES(rooms.files.writing);
+    status save_held(const save_request & request, const key & name_space) REQUIRES(rooms.files.writing);
     status make_folders(const key & name_space) REQUIRES(rooms.files.writing);
     status make_folder(const std::string & parent, const std::string & name) REQUIRES(rooms.files.writing);
     status write_file(const std::string & folder, const std::string & name, const std::vector<const_span> & parts,

@@ -35,7 +35,7 @@ void apply_limits(store_rooms & rooms, const key & name_space, const conversatio
     std::vector<uint64_t> left;
     rooms.known.forget_surplus(name_space, changed, rooms.e.now_ms(), surplus, left);
     rooms.files.remove(surplus);
-    if (!left.empty()) { // Whoever was retired cannot be removed by name any more, so nothing of it stays in files of others.
+    if (!left.empty() || !rooms.untrimmed.empty()) { // Whoever was retired cannot be removed by name any more, so nothing of it stays in files of others.
         uint64_t              freed = 0;
         std::set<std::string> folders;
         (void) trim(rooms, left, freed, folders).is_ok(); // What could not be cut is tried again.

@@ -88,7 +88,7 @@ def build(home: Home, request: BuildRequest, snapshot: Snapshot | None = None) -
         if request.backend == "rocm" and (sdk := read_rocm_sdk(home.rocm_sdk)):
             inputs["rocm"] = sdk.sha256
         has_page = has_web_ui(home, request.folder_name)
-        wants_page = _wants_page(request, built=stamp.exists(), has_page=has_page)
+        wants_page = _wants_page(request, built=server.exists(), has_page=has_page)
         as_wanted = has_page == wants_page or (wants_page and tools.npm is None)
         if not tree.edited and server.exists() and _read_json(stamp) == inputs and as_wanted:
             return BuildResult(server, time.monotonic() - started, changed=False)

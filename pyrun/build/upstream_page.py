@@ -51,12 +51,14 @@ def make_page(npm: str | None, sources: Path, folder: Path) -> Path | None:
     """Makes the page of these sources below `folder`, unless it is there. Where npm fails that is said."""
     page, made_of, log = folder / "dist", folder / "made-of", folder / "npm.log"
     digest = folder_digest(sources)
-    if page.is_dir() and made_of.is_file() and made_of.read_text(encoding="utf-8") == digest:
+    if (page / "index.html").is_file() and made_of.is_file() and made_of.read_text(encoding="utf-8") == digest:
         return page
     if npm is None:
+        console.say("no web page of upstream's: npm is not installed; the server shows a small page of ours")
         return None
     console.say(f"making upstream's web page with npm, which loads its packages; {LEAVE_OUT}")
     started = time.monotonic()
+    made_of.unlink(missing_ok=True)  # before the page: one that is half removed is not taken for whole
     shutil.rmtree(folder, ignore_errors=True)
     work = folder / "work"
     shutil.copytree(sources, work)

@@ -90,9 +90,9 @@ def bytes_on_disk(path: Path) -> int:
         return _kernels.measure_tree(str(path))
     total = 0
     for folder, _, files in os.walk(path):  # a server may remove what it no longer needs, also folders, meanwhile
-        for one in (folder, *(os.path.join(folder, name) for name in files)):
+        for one in (Path(folder), *(Path(folder, name) for name in files)):
             with suppress(FileNotFoundError):
-                total += os.lstat(one).st_blocks * 512
+                total += one.lstat().st_blocks * 512
     return total
 
 

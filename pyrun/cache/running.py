@@ -12,6 +12,7 @@ from pyrun.errors import UserError
 from pyrun.server.address import choose_address, find_key
 
 CACHE_FLAG = "--cache-ssd"
+ROUTER_FLAG = "--models-preset"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ def servers_of(cache: Path) -> list[Running]:
     found = []
     for process in psutil.process_iter(["name", "cmdline"]):
         words = process.info["cmdline"] or []
+        if ROUTER_FLAG in words:
+            continue  # The servers that it has started tell of their models themselves.
         folder = words[words.index(CACHE_FLAG) + 1 :][:1] if CACHE_FLAG in words else []
         if folder and Path(folder[0]).resolve() == cache.resolve():
             server = server_of(Held("", process.pid, process.info["name"]))

@@ -145,7 +145,12 @@ def _ask_running(cache: Path, prefix: str | None, *, all_users: bool) -> Visited
     if not servers:
         raise no_native(f"no server of yours is running with {cache}, and its files cannot be read without one")
     wanted = (prefix or "").lower()
-    told = [one for server in servers for one in list_server(server.url, server.key, all_users=all_users).models]
+    told: list[Listing] = []
+    for server in servers:
+        try:
+            told += list_server(server.url, server.key, all_users=all_users).models
+        except UserError as error:
+            console.say(f"{server.url}: {error.message}")  # it may be loading, or stopping
     chosen = [one for one in told if one.fingerprint.startswith(wanted) or wanted in (one.model or "").lower()]
     console.say("only what running servers have open is listed: the native module is not built for this Python")
     return Visited(str(cache), chosen, [])

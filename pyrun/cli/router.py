@@ -63,6 +63,7 @@ def run_router(home: Home, options: ServerOptions, of_model: OfModel) -> None:
     for host in address.hosts:
         check_port(host, address.port)
     ensure_built(home, options, settled.snapshot)
+    settings = replace(settings, web_page=None if has_web_ui(home, options.backend) else home.web_page)
     _write(file, presets_text(presets))
     names = ", ".join(preset.name for preset in presets)
     console.say(f'models: {names}; a request names its own: "model": "{presets[0].name}"')
@@ -108,15 +109,16 @@ def choose_presets(
         raise UserError(f"no model in {home.models} can be served", "`llama-run --download` gets one")
     if len({preset.name for preset in presets}) < len(presets):
         raise UserError("two models have the same name, in different folders", "rename one of them")
-    return presets, _choose_room(shares if len(shares) == len(presets) else [], memory, said)
+    own_memory = has_flag(options.extra, MEMORY_FLAG)
+    return presets, _choose_room(shares if len(shares) == len(presets) else [], memory, said, own_memory=own_memory)
 
 
-def _choose_room(shares: list[int], memory: int, said: tuple[str, ...]) -> Room:
+def _choose_room(shares: list[int], memory: int, said: tuple[str, ...], *, own_memory: bool) -> Room:
     """`shares` is empty where nobody knows what some model takes. What the user has said the server knows better."""
     if not shares:
         console.say("memory: nobody knows what the models take: as many are loaded at once as --models-max says")
         return Room(UPSTREAM_AT_ONCE)
-    if has_flag(said, MEMORY_FLAG) or os.environ.get(MEMORY_VARIABLE):
+    if own_memory or os.environ.get(MEMORY_VARIABLE):
         return Room(len(shares))
     largest = f"the largest takes {max(shares) / GIB:.1f}"
     console.say(f"memory: {memory / GIB:.1f} GiB, {largest}: as many are loaded at once as fit")

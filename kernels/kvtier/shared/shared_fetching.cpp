@@ -89,6 +89,7 @@ status shared_tier::save_batch(const chain_root & root, const shared_match & wha
     request.root       = root;
     request.checkpoint = false;
     request.folded     = what.anchor.has_value();
+    request.conversation.hash = what.conversation; // Whoever removes it finds what was fetched for it.
     size_t n_tokens    = 0;
     for (size_t i = got.first; i < got.end; i++) {
         const shared_run & r = what.runs[i];

@@ -214,7 +214,11 @@ status shared_folder::read(const shared_name & name, uint64_t file_size, const s
                            const std::atomic<bool> & abandoned) {
     const std::string path = path_of(name);
     const status      s    = read_once(path, file_size, parts, abandoned);
-    return s.is_miss() && !abandoned ? read_once(path, file_size, parts, abandoned) : s;
+    if (!s.is_miss() || abandoned) {
+        return s;
+    }
+    const status again = read_once(path, file_size, parts, abandoned);
+    return again.is_corrupt() ? s : again; // Another server's file has taken its name: it is not what was looked for, but sound.
 }
 
 status shared_folder::read_once(const std::string & path, uint64_t file_size, const std::vector<shared_read> & parts,

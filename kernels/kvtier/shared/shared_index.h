@@ -48,6 +48,7 @@ struct shared_match {
     std::vector<token>           tokens;       // of the runs: the last one may go on otherwise than the prompt
     std::vector<shared_run>      runs;         // from the first token on
     std::optional<shared_anchor> anchor;       // of a folded state, at n_tokens
+    uint64_t                     conversation = 0; // that asks for it; 0: it is named by its first tokens
 
     uint64_t bytes() const;
 

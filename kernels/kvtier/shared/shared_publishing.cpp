@@ -221,13 +221,28 @@ void shared_tier::note_published(const std::vector<shared_copy> & copies, const 
     counted.bytes_published += n_bytes;
 }
 
+namespace {
+
+struct written_copies {
+    std::vector<shared_copy>    copies;
+    std::vector<shared_written> written;
+};
+
+std::vector<shared_name> names_of_ours(const written_copies & all) {
+    std::vector<shared_name> out;
+    for (size_t i = 0; i < all.written.size(); i++) {
+        if (all.written[i].result.is_ok() && !all.written[i].was_there) {
+            out.push_back(all.copies[i].name);
+        }
+    }
+    return out;
+}
+
+} // namespace
+
 // A removal that came in between may have been about just this: it goes again, and is published anew if it is still stored.
 status shared_tier::write_copies(publishing & now) {
-    struct work {
-        std::vector<shared_copy>    copies;
-        std::vector<shared_written> written;
-    };
-    const auto kept = std::make_shared<work>();
+    const auto kept = std::make_shared<written_copies>();
     kept->copies    = std::exchange(now.copies, {});
     now.bytes       = 0;
     const auto whole = std::exchange(now.whole, {});
@@ -235,22 +250,21 @@ status shared_tier::write_copies(publishing & now) {
         const status called = write([kept, most = limit, before = now.removals_before](core & its,
                                                                                        const std::atomic<bool> & abandoned) {
             kept->written = its.folder.write(kept->copies, most, [&] { return !abandoned && its.n_removals == before; });
+            if (abandoned && its.n_removals != before) { // Nobody waits for it who would remove them.
+                for (const shared_name & name : names_of_ours(*kept)) {
+                    (void) its.folder.remove(name).is_ok();
+                }
+            }
             return status::ok();
         });
         if (!called.is_ok()) {
             return called;
         }
     }
-    const auto ours = std::make_shared<std::vector<shared_name>>();
-    for (size_t i = 0; i < kept->copies.size(); i++) {
-        if (kept->written[i].result.is_ok() && !kept->written[i].was_there) {
-            ours->push_back(kept->copies[i].name);
-        }
-    }
     if (now.removals_before != own->n_removals) {
-        const status gone = write([ours](core & its, const std::atomic<bool> &) {
+        const status gone = write([kept](core & its, const std::atomic<bool> &) {
             status result = status::ok();
-            for (const shared_name & name : *ours) {
+            for (const shared_name & name : names_of_ours(*kept)) {
                 const status s = its.folder.remove(name);
                 result         = s.is_ok() ? result : s;
             }
@@ -344,9 +358,9 @@ void shared_tier::publish_all() {
         }
         now.n_left -= !s.is_ok(); // What could not be read here is left to whoever looks after the local store.
     }
-    if (problem.is_ok() && goes_on()) {
+    if (goes_on()) { // What was gathered before a file that cannot be read here is published all the same.
         const status s = write_copies(now);
-        problem        = is_folders_problem(s) ? s : problem;
+        problem        = problem.is_ok() && is_folders_problem(s) ? s : problem;
     }
     needs_room = problem.is_over_budget();
     mutex_lock guard(mu);

@@ -174,6 +174,18 @@ TEST(a_file_that_cannot_be_removed_does_not_keep_others_from_being_removed) {
     CHECK(objects(network).size() == 1);
 }
 
+TEST(what_was_fetched_for_a_conversation_goes_with_it) {
+    network_disk &           network = new_network_disk();
+    const std::vector<token> tokens  = random_tokens(3, 1300); // It has a name by its first tokens, too, which is not its own.
+    server                   a(network), b(network);
+    CHECK(a.save_as(77, tokens) && a.tier->publish(std::chrono::seconds(10)));
+    CHECK(within(std::chrono::seconds(10), [&] { return b.fetch(tokens, 77) > 0; }));
+    CHECK(b.save_as(77, tokens));
+    uint64_t freed = 0;
+    CHECK(b.s->remove_conversation(key{}, 77, freed).is_ok());
+    CHECK(files_with(b.disk, ".seg").empty());
+}
+
 int main() {
     return run_tests();
 }

@@ -109,8 +109,9 @@ struct server {
     explicit server(network_disk & network, const model & m = {}, const shared_options & o = quick())
         : m(m), s(open(disk, m.options())), tier(s->share(network, o)) {}
 
-    size_t fetch(const std::vector<token> & tokens) const {
+    size_t fetch(const std::vector<token> & tokens, uint64_t conversation = 0) const {
         lookup_request r;
+        r.conversation = conversation;
         r.root     = m.root();
         r.tokens   = tokens.data();
         r.n_tokens = tokens.size();

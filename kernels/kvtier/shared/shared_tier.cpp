@@ -379,6 +379,7 @@ shared_match shared_tier::find(const lookup_request & request, const match & loc
         }
     }
     shared_match out = own->index.find(request);
+    out.conversation = request.conversation;
     if (out.n_tokens <= local.n_tokens) {
         return {};
     }

@@ -13,21 +13,25 @@ namespace llama_run {
 
 class fetch_line {
 public:
+    static constexpr size_t max_turns = 4; // each holds two batches in memory, of which nobody else knows
+
     // Waits until nobody fetches any of these runs, and has them while it lives.
     class turn {
     public:
         turn(fetch_line & line, std::set<kvtier::key> wanted) : line(line), runs(std::move(wanted)) {
             kvtier::mutex_lock guard(line.mu);
-            while (line.is_any(runs)) {
+            while (line.n_turns >= max_turns || line.is_any(runs)) {
                 line.changed.wait(guard);
             }
             line.fetched.insert(runs.begin(), runs.end());
+            line.n_turns++;
         }
         ~turn() {
             kvtier::mutex_lock guard(line.mu);
             for (const kvtier::key & k : runs) {
                 line.fetched.erase(k);
             }
+            line.n_turns--;
             line.changed.notify_all();
         }
         turn(const turn &) = delete;
@@ -51,6 +55,7 @@ private:
     kvtier::mutex         mu;
     kvtier::condition     changed;
     std::set<kvtier::key> fetched GUARDED_BY(mu); // at the moment
+    size_t                n_turns GUARDED_BY(mu) = 0;
 };
 
 } // namespace llama_run

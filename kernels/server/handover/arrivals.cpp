@@ -1,5 +1,6 @@
 #include "server/handover/arrivals.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -23,7 +24,10 @@ std::unique_ptr<arrivals::work> arrivals::begin(const kvtier::conversation_id & 
     if (const auto before = known.find(id); before != known.end() && !before->second.is_busy) {
         known.erase(before);
     }
-    if (known.size() >= max_at_once || known.count(id) != 0) {
+    const auto n_coming = std::count_if(known.begin(), known.end(), [](const auto & one) {
+        return one.second.is_busy || one.second.intake != nullptr; // What is left of a removed one takes no place.
+    });
+    if (n_coming >= max_at_once || known.count(id) != 0) {
         return nullptr;
     }
     arrival & made  = known[id];
@@ -41,14 +45,6 @@ std::unique_ptr<arrivals::work> arrivals::go_on(const kvtier::conversation_id & 
     return std::make_unique<work>(*this, id, std::move(found->second.intake), found->second.is_removed);
 }
 
-// Whoever removes it then finds all of it that is stored.
-void arrivals::end(arrival & it) {
-    if (it.intake != nullptr) {
-        (void) it.intake->name_stored().is_ok(); // Else it is rows that no conversation has, and goes when room is needed.
-        it.intake.reset();
-    }
-}
-
 void arrivals::put_back(work & done) {
     kvtier::mutex_lock guard(mu);
     if (done.intake == nullptr) {
@@ -57,10 +53,7 @@ void arrivals::put_back(work & done) {
         arrival & it  = known[done.id];
         it.is_busy    = false;
         it.last_heard = clock::now();
-        it.intake     = std::move(done.intake);
-        if (*it.is_removed) {
-            end(it);
-        }
+        it.intake     = *it.is_removed ? nullptr : std::move(done.intake);
     }
     changed.notify_all();
 }
@@ -71,7 +64,7 @@ void arrivals::remove(const std::function<bool(const kvtier::conversation_id & i
     for (auto & [id, it] : known) {
         if (concerns(id)) {
             *it.is_removed = true;
-            end(it);
+            it.intake.reset();
         }
     }
     const auto is_stored = [&](const std::map<kvtier::conversation_id, arrival> & all) {

@@ -22,8 +22,8 @@ class arrivals {
 public:
     using clock = std::chrono::steady_clock;
 
-    static constexpr size_t max_at_once = 4;
-    static constexpr auto   patience    = std::chrono::minutes(10);
+    static constexpr int  max_at_once = 4;
+    static constexpr auto patience    = std::chrono::minutes(10);
 
     // What a request works on; it goes back when this does. A null intake: it is over.
     struct work {
@@ -48,8 +48,7 @@ public:
     // Null: it is not on its way, or a request works on it. It may have been removed.
     std::unique_ptr<work> go_on(const kvtier::conversation_id & id);
 
-    // Those that this says yes to end. When it returns nothing more of them is being stored, and what is stored has the
-    // conversation's name.
+    // Those that this says yes to end. When it returns nothing more of them is being stored.
     void remove(const std::function<bool(const kvtier::conversation_id & id)> & concerns);
 
     void forget_silent(clock::time_point now = clock::now());
@@ -63,7 +62,6 @@ private:
     };
 
     void put_back(work & done);
-    static void end(arrival & it);
     void drop_silent(clock::time_point now) REQUIRES(mu);
 
     kvtier::mutex                              mu;

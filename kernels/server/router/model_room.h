@@ -61,6 +61,11 @@ void make_room(int & models_max, const Models & models, const Queue & queue) {
     };
     if (this_load.name) {
         want(*this_load.name);
+        if (const auto mine = models.find(*this_load.name); mine != models.end() && mine->second.meta.is_running()) {
+            this_load.has_room = true; // Another thread has loaded it: nothing is stopped for it.
+            models_max         = static_cast<int>(running.size()) + 1;
+            return;
+        }
     }
     for (const auto & entry : queue) {
         if (!this_load.name || entry.model_id != *this_load.name) {
