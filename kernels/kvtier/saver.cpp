@@ -56,11 +56,6 @@ file_header saver::header(const save_request & request, const key & name_space, 
     return out;
 }
 
-static uint64_t conversation_of(const save_request & request) {
-    const uint64_t said = request.conversation.hash;
-    return said != 0 ? said : conversation_hash(request.tokens.data(), request.tokens.size());
-}
-
 // What of it the day's write budget allows: up to the first page that is refused, as if the conversation had been cut there. So
 // what is stored is listed, and can be removed.
 save_request saver::affordable(const save_request & request) const {
@@ -103,7 +98,7 @@ status saver::save_within_budget(const save_request & request) {
         return s;
     }
     // Nothing is held any more: what a limit retires is cut out of files that this conversation uses, too.
-    const conversation_id id = { name_space, conversation_of(request) };
+    const conversation_id id = { name_space, request.conversation_name() };
     apply_limits(rooms, name_space, &id);
     return status::ok();
 }
@@ -273,7 +268,7 @@ status saver::save_checkpoint(const save_request & request, const key & name_spa
     checkpoint_record record;
     record.header       = header(request, name_space, request.folded ? format::flag_folded : 0);
     const conversation_facts & said = request.conversation;
-    record.conversation = conversation_of(request);
+    record.conversation = request.conversation_name();
     record.n_naming     = std::min(said.n_naming, n_tokens);
     record.title        = said.title.substr(0, format::max_title);
     record.n_tokens     = n_tokens;

@@ -23,10 +23,12 @@ static bool completes(const save_request & request, const save_request & earlier
 // A prompt ends with a few tokens that announce the answer, and which the next turn may have otherwise.
 static constexpr size_t n_announcing = 4;
 
-// Whether it is a later turn: its prompt goes on where the earlier one's ends. One that asks the same again is not.
+// Whether it is a later turn: its prompt goes on where the earlier one's ends. One that asks the same again is not, nor is what has
+// another name: nobody would find what is stored of the earlier one then, to remove it.
 static bool supersedes(const save_request & request, const save_request & earlier) {
     return earlier.checkpoint && request.n_prompt > earlier.n_prompt && earlier.n_prompt > 0 &&
-           n_common(request, earlier) + n_announcing >= earlier.n_prompt;
+           n_common(request, earlier) + n_announcing >= earlier.n_prompt &&
+           request.conversation_name() == earlier.conversation_name();
 }
 
 save_request settling::split(save_request & request) {

@@ -81,8 +81,8 @@ TEST(what_the_next_turn_makes_needless_is_never_written) {
     writer      w(*s, 1 << 20, {}, 1h);
     const auto  tokens = random_tokens(2, 400);
     for (uint32_t n = 80; n <= 400; n += 40) {
-        CHECK(w.enqueue(planned(w, m, first(tokens, n - 8), { 20, n - 20, n - 12 }, false, 20, n - 8))); // the prompt
-        CHECK(w.enqueue(planned(w, m, first(tokens, n), { n }, true, 20, n - 8)));                       // its answer
+        CHECK(w.enqueue(named(7, planned(w, m, first(tokens, n - 8), { 20, n - 20, n - 12 }, false, 20, n - 8)))); // the prompt
+        CHECK(w.enqueue(named(7, planned(w, m, first(tokens, n), { n }, true, 20, n - 8))));                       // its answer
     }
     drain(w);
     CHECK(s->stats().values.anchors_written == 1); // of the static prefix
@@ -92,6 +92,26 @@ TEST(what_the_next_turn_makes_needless_is_never_written) {
     CHECK(s->stats().values.anchors_superseded == 8 * 3);
     CHECK(m.restore(*s, tokens) == 400);
     CHECK(m.restore(*s, first(tokens, 200)) == 20);
+}
+
+TEST(what_has_another_name_supersedes_nothing_and_all_of_it_can_be_removed) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  tokens = random_tokens(2, 400);
+    for (const uint32_t n : { 3, 80, 200 }) { // Short prompts without a name are conversations of their own.
+        CHECK(w.enqueue(planned(w, m, first(tokens, n), { n }, false, 0, n)));
+        CHECK(w.enqueue(planned(w, m, first(tokens, n + 2), { n + 2 }, true, 0, n)));
+    }
+    CHECK(w.enqueue(planned(w, m, random_tokens(3, 90), { 90 }, true, 0, 80)));
+    w.flush();
+    CHECK(s->list().size() == 4 && s->stats().values.anchors_superseded == 0);
+    uint64_t freed = 0;
+    for (const conversation_info & c : s->list()) {
+        CHECK(s->remove_conversation(c.name_space, c.hash, freed).is_ok());
+    }
+    CHECK(files_with(disk, ".seg").empty() && files_with(disk, ".anc").empty());
 }
 
 TEST(the_same_prompt_again_supersedes_nothing) {

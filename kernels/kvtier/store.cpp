@@ -24,6 +24,10 @@ uint64_t save_request::bytes() const {
     return n;
 }
 
+uint64_t save_request::conversation_name() const {
+    return conversation.hash != 0 ? conversation.hash : conversation_hash(tokens.data(), tokens.size());
+}
+
 void save_request::cut_to(size_t n) {
     tokens.resize(std::min(n, tokens.size()));
     anchors.erase(std::remove_if(anchors.begin(), anchors.end(), [&](const save_anchor & a) { return a.n_tokens > n; }), anchors.end());

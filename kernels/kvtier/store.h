@@ -103,6 +103,8 @@ struct save_request {
 
     uint64_t bytes() const; // of data it holds
 
+    uint64_t conversation_name() const; // what it was said to be, else what its first tokens say
+
     void cut_to(size_t n); // as if the conversation had ended after n tokens; its runs must
 
     // Whether all of its data is there.

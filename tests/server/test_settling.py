@@ -22,7 +22,7 @@ def converse(server: CacheServer, n_turns: int) -> list[int]:
     words = server.tokens(TEXT)
     said = words[:150]
     for turn in range(n_turns):
-        answer = server.complete(said, n_predict=8, ignore_eos=True)
+        answer = server.complete(said, n_predict=8, ignore_eos=True, prompt_cache_key="talk")
         assert answer.reused >= (len(said) - 50 if turn > 0 else 0), answer.timings
         said = [*said, *answer.tokens, *words[200 + 30 * turn : 230 + 30 * turn]]
     return said
@@ -50,7 +50,7 @@ def test_kill_costs_what_came_after_the_last_rest(serve: Serve, kv: Path) -> Non
     server = serve(toy("hybrid-moe"), *flags, cache=kv)
     rested = converse(server, 3)
     wait_until(lambda: server.cache()["state"]["unwritten"] == 0, 30, "the conversation has rested")
-    said = [*rested, *server.complete(rested, n_predict=8, ignore_eos=True).tokens]
+    said = [*rested, *server.complete(rested, n_predict=8, ignore_eos=True, prompt_cache_key="talk").tokens]
     server.kill()
     server = serve(toy("hybrid-moe"), *flags, cache=kv)
     again = server.complete(said)
