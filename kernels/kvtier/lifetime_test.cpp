@@ -287,6 +287,30 @@ TEST(a_session_that_is_removed_within_its_first_prompt_leaves_what_others_share)
     CHECK(s->stats().n_segments == 0); // Also what the first of them had brought.
 }
 
+TEST(a_prompt_that_parted_within_the_page_that_names_it_goes_with_its_session) {
+    for (const bool is_first : { false, true }) { // What is left without a checkpoint was stored before the session, or after it.
+        fault_env disk;
+        agent     a;
+        auto      s = open(disk, a.m.options());
+        const auto save_other = [&] {
+            std::vector<token> other = a.session(1);
+            other.resize(64 + 11);
+            append(other, 99, 40);
+            save_request part = a.m.request(*s, other, 64, false);
+            part.conversation = { agent::hash(1), 64 + 8, "", {} };
+            return s->save(part).is_ok();
+        };
+        CHECK(!is_first || save_other());
+        CHECK(a.save(*s, 1).is_ok());
+        CHECK(is_first || save_other());
+        s = nullptr;
+        s = open(disk, a.m.options()); // What was awaited is not known any more.
+        uint64_t freed = 0;
+        CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+        CHECK(files_with(disk, ".seg").empty());
+    }
+}
+
 TEST(a_prompt_without_messages_that_is_removed_while_it_is_evaluated_leaves_nothing) {
     fault_env disk;
     agent     a;

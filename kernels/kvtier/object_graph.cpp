@@ -161,14 +161,55 @@ void object_graph::forget_segment(segment & s, doomed_files & out) {
     out.push_back({ layout->pages(s.name_space), names::segment(s.id), doomed_file::fate::remove });
 }
 
+static size_t n_naming_of(const checkpoint & c) {
+    return c.n_naming != 0 ? c.n_naming : n_conversation_tokens;
+}
+
 // The run with the last of the tokens that name the checkpoint's conversation; null: it is shorter.
 static run * naming_run(const checkpoint & c) {
-    const size_t n_naming = c.n_naming != 0 ? c.n_naming : n_conversation_tokens;
+    const size_t n_naming = n_naming_of(c);
     run *        r        = c.end;
     while (r != nullptr && r->p0 >= n_naming) {
         r = r->parent;
     }
     return r != nullptr && r->p1 >= n_naming ? r : nullptr;
+}
+
+// A page is one run, or a few: it is cut where a prompt ended, or an anchor was taken.
+static constexpr size_t most_runs_of_page = 8;
+
+// All runs that have the last of those tokens: what another prompt has of the same page may be cut elsewhere.
+static void add_naming_runs(const checkpoint & c, std::set<run *> & out) {
+    run * const named = naming_run(c);
+    if (named == nullptr) {
+        return;
+    }
+    out.insert(named);
+    std::vector<const run *> path = { named };
+    while (path.size() < most_runs_of_page && path.back()->parent != nullptr) {
+        path.push_back(path.back()->parent);
+    }
+    const run * const base = path.back();
+    path.pop_back();
+    std::vector<token> tokens; // behind the base
+    for (auto r = path.rbegin(); r != path.rend(); ++r) {
+        tokens.insert(tokens.end(), (*r)->tokens, (*r)->tokens + ((*r)->p1 - (*r)->p0));
+    }
+    const size_t       n_naming = n_naming_of(c);
+    std::vector<run *> next(base->children.begin(), base->children.end());
+    while (!next.empty()) {
+        run * const r = next.back();
+        next.pop_back();
+        const size_t n = std::min<size_t>(r->p1, n_naming) - std::min<size_t>(r->p0, n_naming);
+        if (!std::equal(r->tokens, r->tokens + n, tokens.begin() + static_cast<std::ptrdiff_t>(r->p0 - base->p1))) {
+            continue;
+        }
+        if (r->p1 >= n_naming) {
+            out.insert(r);
+        } else {
+            next.insert(next.end(), r->children.begin(), r->children.end());
+        }
+    }
 }
 
 // What a conversation may be alone in using: also state whose checkpoint was retired long ago, or never written. That is
@@ -179,9 +220,7 @@ static std::vector<segment *> segments_of(const conversation & c) {
     std::set<run *>     naming;
     for (const auto & [number, point] : c.checkpoints) {
         found.insert(point->segments.begin(), point->segments.end());
-        if (run * r = naming_run(*point)) {
-            naming.insert(r);
-        }
+        add_naming_runs(*point, naming);
     }
     std::vector<run *> below(naming.begin(), naming.end());
     for (size_t i = 0; i < below.size(); i++) {
