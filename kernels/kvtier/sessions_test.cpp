@@ -1,0 +1,277 @@
+// Sessions of one agent: listed apart, counted by limits, and removed or retired without leaving a word behind.
+#include "kvtier/session_testing.h"
+
+using namespace kvtier;
+using namespace kvtier::test;
+
+TEST(eighty_sessions_of_one_agent_are_eighty_conversations) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    for (uint64_t i = 0; i < 80; i++) {
+        CHECK(a.save(*s, i).is_ok());
+    }
+    CHECK(s->list().size() == 80);
+    CHECK(info(*s, 33).title == "session 33");
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(33), freed).is_ok());
+    CHECK(freed > 0 && s->list().size() == 79 && !is_listed(*s, 33));
+    for (const bool reopened : { false, true }) {
+        for (uint64_t i = 0; i < 80; i++) {
+            CHECK(a.use(*s, i) == (i == 33 ? 64u : 104u));
+        }
+        if (!reopened) {
+            s = nullptr;
+            s = open(disk, a.m.options());
+        }
+    }
+    CHECK(info(*s, 34).title == "session 34");
+    const std::vector<token> gone = a.session(33);
+    CHECK(!holds_tokens(disk, { gone.begin() + 64, gone.end() }));
+}
+
+TEST(a_removed_session_leaves_none_of_its_words_in_files_that_others_need) {
+    fault_env disk;
+    agent     a;
+    a.m.folded_size = 300;
+    store_options o = a.m.options();
+    o.ram_bytes = 10 << 20;
+    auto s = open(disk, o);
+    // The first page behind the system prompt is the same, and both sessions have it in the file of the first.
+    std::vector<std::vector<token>> talks(2, a.system);
+    for (uint64_t i = 0; i < 2; i++) {
+        append(talks[i], 5, 16);
+        append(talks[i], 100 + i, 40);
+        save_request request = a.m.request(*s, talks[i], 64, true, { 64, 84 });
+        request.conversation = { agent::hash(i), 64 + 30, "", {} };
+        CHECK(s->save(request).is_ok());
+    }
+    const std::vector<token> own(talks[0].begin() + 80, talks[0].end());
+    CHECK(holds_tokens(disk, own));
+    const uint64_t before = s->stats().disk_bytes;
+    {
+        // While somebody reads the file it stays as it is, and nobody finds the words in it later.
+        const match held  = a.m.lookup(*s, talks[1]);
+        uint64_t    freed = 0;
+        CHECK(s->remove_conversation({}, agent::hash(0), freed).is_ok());
+    }
+    sweep(*s);
+    for (const bool reopened : { false, true }) {
+        CHECK(!holds_tokens(disk, own));
+        CHECK(s->stats().disk_bytes < before && s->stats().n_anchors == 3);
+        CHECK(a.m.restore(*s, talks[0]) == 64);
+        CHECK(a.m.restore(*s, talks[1]) == talks[1].size());
+        verify_report report;
+        CHECK(s->verify(report).is_ok() && report.damaged.empty());
+        if (!reopened) {
+            s = nullptr;
+            s = open(disk, o);
+        }
+    }
+    // What comes back is stored again.
+    CHECK(a.m.save(*s, talks[0], 64, true, { 64, 84 }).is_ok());
+    CHECK(a.m.restore(*s, talks[0]) == talks[0].size());
+    CHECK(s->stats().disk_bytes >= disk.disk_bytes());
+}
+
+TEST(limits_count_sessions) {
+    fault_env     disk;
+    agent         a;
+    store_options o = a.m.options();
+    o.max_conversations = 10;
+    auto s = open(disk, o);
+    for (uint64_t i = 0; i < 25; i++) {
+        CHECK(a.save(*s, i, i == 3 ? ttl(forever_ms) : lifetime_change{}).is_ok());
+        CHECK(s->list().size() == std::min<size_t>(i + 1, 10));
+    }
+    for (uint64_t i = 0; i < 25; i++) {
+        CHECK(is_listed(*s, i) == (i >= 16 || i == 3)); // the one that is to be kept, and the newest nine
+    }
+}
+
+TEST(removing_a_session_leaves_what_another_is_about_to_finish) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    CHECK(a.save(*s, 1).is_ok());
+    save_request prompt = a.m.request(*s, a.session(2), 64, false); // its answer is still to come: no checkpoint names it
+    CHECK(s->save(prompt).is_ok());
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+    CHECK(a.use(*s, 2) == 104);
+}
+
+TEST(removing_a_session_leaves_what_another_that_begins_alike_is_about_to_finish) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    std::vector<std::vector<token>> talks(2, a.session(1, 16)); // One first message, and keys of their own.
+    for (uint64_t i = 0; i < 2; i++) {
+        append(talks[i], 200 + i, 40);
+        save_request request = a.m.request(*s, talks[i], 64, i == 0);
+        request.conversation = { agent::hash(i), 64 + 8, "", {} };
+        CHECK(s->save(request).is_ok());
+    }
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(0), freed).is_ok());
+    CHECK(a.m.restore(*s, talks[1]) == talks[1].size());
+    CHECK(a.m.restore(*s, talks[0]) < talks[0].size());
+
+    // Once it is finished, it goes as any other.
+    save_request request = a.m.request(*s, talks[1], 64);
+    request.conversation = { agent::hash(1), 64 + 8, "", {} };
+    CHECK(s->save(request).is_ok());
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+    CHECK(!holds_tokens(disk, { talks[1].begin() + 80, talks[1].end() }));
+}
+
+// Its prompt is evaluated, and a part of it is stored: no checkpoint names it yet.
+static void save_part(store & s, const agent & a, uint64_t i) {
+    save_request part = a.m.request(s, a.session(i), 64, false);
+    part.conversation = { agent::hash(i), 64 + 8, "", {} };
+    CHECK(s.save(part).is_ok());
+}
+
+TEST(a_session_that_is_removed_within_its_first_prompt_leaves_nothing) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    save_part(*s, a, 1);
+    const std::vector<token> own = a.session(1);
+    CHECK(holds_tokens(disk, { own.begin() + 64, own.end() }));
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+    CHECK(freed > 0 && s->stats().n_segments == 0);
+    CHECK(!holds_tokens(disk, { own.begin() + 64, own.end() }));
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_miss());
+}
+
+TEST(a_session_that_is_removed_within_its_first_prompt_leaves_what_others_share) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    save_part(*s, a, 1);
+    CHECK(a.save(*s, 2).is_ok());
+    save_part(*s, a, 3);
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+    const std::vector<token> own = a.session(1);
+    CHECK(!holds_tokens(disk, { own.begin() + 64, own.end() }));
+    CHECK(a.use(*s, 2) == 104 && a.use(*s, 3) == 104);
+    CHECK(s->remove_conversation({}, agent::hash(2), freed).is_ok());
+    CHECK(a.use(*s, 3) == 104);
+    CHECK(s->remove_conversation({}, agent::hash(3), freed).is_ok());
+    CHECK(s->stats().n_segments == 0); // Also what the first of them had brought.
+}
+
+TEST(a_prompt_that_parted_within_the_page_that_names_it_goes_with_its_session) {
+    for (const bool is_first : { false, true }) { // What is left without a checkpoint was stored before the session, or after it.
+        fault_env disk;
+        agent     a;
+        auto      s = open(disk, a.m.options());
+        const auto save_other = [&] {
+            std::vector<token> other = a.session(1);
+            other.resize(64 + 11);
+            append(other, 99, 40);
+            save_request part = a.m.request(*s, other, 64, false);
+            part.conversation = { agent::hash(1), 64 + 8, "", {} };
+            return s->save(part).is_ok();
+        };
+        CHECK(!is_first || save_other());
+        CHECK(a.save(*s, 1).is_ok());
+        CHECK(is_first || save_other());
+        s = nullptr;
+        s = open(disk, a.m.options()); // What was awaited is not known any more.
+        uint64_t freed = 0;
+        CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+        CHECK(files_with(disk, ".seg").empty());
+    }
+}
+
+TEST(a_prompt_without_messages_that_is_removed_while_it_is_evaluated_leaves_nothing) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    const std::vector<token> tokens = random_tokens(7, 1200);
+    CHECK(a.m.save(*s, tokens, 0, false).is_ok());
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, conversation_hash(tokens.data(), tokens.size()), freed).is_ok());
+    CHECK(s->stats().n_segments == 0);
+}
+
+TEST(a_session_whose_first_message_has_changed_is_removed_whole) {
+    fault_env     disk;
+    agent         a;
+    store_options o = a.m.options();
+    o.max_checkpoints = 2;
+    auto s = open(disk, o);
+    const std::vector<token> before = a.session(1);
+    CHECK(a.save(*s, 1).is_ok());
+    for (size_t n_own : { 40, 60, 80 }) { // Its client has compacted the history: another beginning, one key.
+        const std::vector<token> now = a.session(2, n_own);
+        save_request request = a.m.request(*s, now, 64);
+        request.conversation = { agent::hash(1), 64 + 8, "", {} };
+        CHECK(s->save(request).is_ok());
+    }
+    CHECK(s->list().size() == 1 && info(*s, 1).turns == 2);
+    s = nullptr;
+    s = open(disk, o);
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+    CHECK(!holds_tokens(disk, { before.begin() + 64, before.end() }));
+}
+
+// A session that goes on otherwise behind the first words of another's message.
+static status save_branch(store & s, const agent & a, const std::vector<token> & of, uint64_t number, std::vector<token> & out) {
+    out.assign(of.begin(), of.begin() + 64 + 16);
+    append(out, 2000 + number, 40);
+    save_request request = a.m.request(s, out, 64);
+    request.conversation = { agent::hash(number), 64 + 8, "", {} };
+    return s.save(request);
+}
+
+TEST(a_history_that_is_retired_leaves_nothing_of_itself_in_what_others_share) {
+    fault_env     disk;
+    agent         a;
+    store_options o = a.m.options();
+    o.max_checkpoints = 1;
+    auto s = open(disk, o);
+    const std::vector<token> before = a.session(1);
+    std::vector<token>       other;
+    CHECK(a.save(*s, 1).is_ok() && save_branch(*s, a, before, 3, other).is_ok());
+    save_request request = a.m.request(*s, a.session(2), 64); // Its client has compacted the history.
+    request.conversation = { agent::hash(1), 64 + 8, "", {} };
+    CHECK(s->save(request).is_ok());
+    CHECK(!holds_tokens(disk, { before.begin() + 80, before.end() }));
+    CHECK(a.use(*s, 2) == 104 && a.m.restore(*s, other) == other.size());
+}
+
+TEST(a_session_that_makes_another_one_go_shares_its_file_without_it) {
+    fault_env     disk;
+    agent         a;
+    store_options o = a.m.options();
+    o.max_conversations = 1;
+    auto s = open(disk, o);
+    const std::vector<token> gone = a.session(1);
+    std::vector<token>       other;
+    CHECK(a.save(*s, 1).is_ok() && save_branch(*s, a, gone, 3, other).is_ok());
+    CHECK(!is_listed(*s, 1) && !holds_tokens(disk, { gone.begin() + 80, gone.end() }));
+    CHECK(a.m.restore(*s, other) == other.size());
+}
+
+TEST(a_session_beyond_the_limit_leaves_nothing_of_itself_in_what_others_share) {
+    fault_env     disk;
+    agent         a;
+    store_options o = a.m.options();
+    o.max_conversations = 2;
+    auto s = open(disk, o);
+    const std::vector<token> gone = a.session(1);
+    std::vector<token>       other;
+    CHECK(a.save(*s, 1).is_ok() && save_branch(*s, a, gone, 3, other).is_ok() && a.save(*s, 2).is_ok());
+    CHECK(!is_listed(*s, 1) && !holds_tokens(disk, { gone.begin() + 80, gone.end() }));
+    CHECK(a.use(*s, 2) == 104 && a.m.restore(*s, other) == other.size());
+}
+
+int main() {
+    return run_tests();
+}
