@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import time
@@ -31,6 +32,22 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
         time.sleep(0.05)
+
+
+def only_server(launcher: int) -> int:
+    """The pid of its one llama-server. What else it has just forked bears its own name, for a moment."""
+    found: list[int] = []
+
+    def is_there() -> bool:
+        found.clear()
+        for child in psutil.Process(launcher).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.extend([child.pid] if child.name() == "llama-server" else [])
+        return bool(found)
+
+    wait_until(is_there, 10, "the launcher has a llama-server")
+    [pid] = found
+    return pid
 
 
 def is_running(pid: int) -> bool:

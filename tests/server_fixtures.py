@@ -13,7 +13,7 @@ import psutil
 import pytest
 import requests
 from backend import BACKEND, ONE_THREAD, PATIENCE, require_backend
-from helpers import ROOT, free_port, is_running, wait_until
+from helpers import ROOT, free_port, is_running, only_server, wait_until
 
 START_SECONDS = 120 * PATIENCE
 
@@ -30,10 +30,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of llama-server, the launcher's only child."""
-        children: list[psutil.Process] = psutil.Process(self.launcher.pid).children()
-        assert [child.name() for child in children] == ["llama-server"]
-        return int(children[0].pid)
+        return only_server(self.launcher.pid)
 
     def is_healthy(self) -> bool:
         try:

@@ -258,6 +258,17 @@ void state_cache::deferred() const {
     }
 }
 
+bool state_cache::is_in_the_way(const slot_view & idle, const slot_view & slot, const server_task & task) const {
+    const auto c = core();
+    return c && c->is_in_the_way(idle, slot, task);
+}
+
+void state_cache::cleared(const slot_view & slot) const {
+    if (const auto c = core()) {
+        c->cleared(slot);
+    }
+}
+
 cache_report state_cache::restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                                   const std::function<bool()> & make_room) const {
     const auto c = core();

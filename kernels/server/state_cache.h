@@ -127,9 +127,18 @@ public:
     bool prepare(const slot_view & slot, server_task & task) const;
     void deferred() const; // the request for which prepare said no is in the line by now
 
-    // make_room: frees cells of idle slots; false when there are none.
+    // make_room: frees cells of idle slots; false when there are none. slots: of all, those that are idle and in the way are cleared.
+    template <typename Slots>
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
-                         const std::function<bool()> & make_room) const;
+                         const std::function<bool()> & make_room, Slots & slots) const {
+        for (auto & other : slots) {
+            if (other.id != slot.id && !other.is_processing() && is_in_the_way(other.view(), slot, task)) {
+                other.prompt_clear();
+                cleared(other.view());
+            }
+        }
+        return restore(slot, prompt, task, make_room);
+    }
 
     // Whether the slot's state is still on its way, while others go on: without them, it is waited for. report: what restore could not
     // tell yet.
@@ -227,6 +236,10 @@ private:
     void                        close();
     void                        interrupted(const slot_view & slot) const;
     void                        distrust(const slot_view & slot) const;
+    bool                        is_in_the_way(const slot_view & idle, const slot_view & slot, const server_task & task) const;
+    void                        cleared(const slot_view & slot) const;
+    cache_report                restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
+                                        const std::function<bool()> & make_room) const;
     int                         choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const;
     std::shared_ptr<cache_core> core() const;
     void                        say_model(const common_json & body);

@@ -14,7 +14,7 @@ import pytest
 from backend import require_backend
 from cache_server import CacheServer, Serve, smollm2, toy
 from chat_fixtures import Desk, home_in
-from helpers import ROOT, free_port, is_running, wait_until
+from helpers import ROOT, free_port, is_running, only_server, wait_until
 from terminal import Terminal
 from tool_fixtures import Bench
 
@@ -122,9 +122,8 @@ def test_a_chat_starts_from_nothing_and_takes_its_server_along(tmp_path: Path) -
     with Terminal(command, environment, tmp_path) as terminal:
         terminal.wait("/help lists the rest")
         launcher, *_ = psutil.Process(terminal.process.pid).children()
-        [server] = launcher.children()
-        assert is_running(server.pid)
+        server = only_server(launcher.pid)
         terminal.send("\x04")
         assert terminal.wait_for_end() == 0
-    assert not is_running(server.pid)
+    assert not is_running(server)
     assert not is_running(launcher.pid)

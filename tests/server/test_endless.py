@@ -148,9 +148,11 @@ def test_what_was_planned_ahead_for_a_chat_goes_with_it(serve: Serve, kv: Path) 
     (chat,) = server.conversations()
     long = {"prompt": "The Nile", "n_predict": 900, "ignore_eos": True, "stream": True}
     with requests.post(f"{server.url}/completion", json=long, stream=True, timeout=60) as busy:
-        next(busy.iter_lines())  # Nothing is evaluated ahead while somebody is served.
+        lines = busy.iter_lines()  # It is kept: without it the connection would end.
+        next(lines)  # Nothing is evaluated ahead while somebody is served.
         server.chat([*history, say("user", "And then?")], max_tokens=2)
         assert server.request("DELETE", f"/cache/conversations/{chat['hash']}").status_code == 200
+        assert any(slot["is_processing"] for slot in server.get("/slots")), "it was busy all the while"
     settle(server)
     assert chat["hash"] not in [one["hash"] for one in server.conversations()]
     assert server.cache()["overflow"]["tokens_ahead"] == ahead

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from backend import PATIENCE
 from cache_server import Answer, CacheServer, Serve, toy
 from helpers import wait_until
@@ -64,6 +65,21 @@ def test_beginning_is_evaluated_once(serve: Serve, kv: Path, kind: str, unified:
     lone = serve(toy(kind), *FLAGS, layout)
     for prompt, answer in zip(asked[1:], answers[1:], strict=True):
         assert answer.apart(lone.complete(prompt)) < 0.01
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid-moe"])
+def test_who_comes_during_the_answer_goes_on_from_its_prompt(serve: Serve, kv: Path, kind: str) -> None:
+    """The end of a prompt is handed over when somebody wants it, though its answer has just begun."""
+    server = serve(toy(kind), *FLAGS, *PAGES, "--no-kv-unified", cache=kv)
+    asked = prompts(server, 2)
+    body = {"prompt": asked[0], "n_predict": 1500, "ignore_eos": True, "stream": True}
+    with requests.post(f"{server.url}/completion", json=body, stream=True, timeout=60 * PATIENCE) as first:
+        lines = first.iter_lines()
+        next(lines)
+        other = server.complete([*asked[0], *asked[1][-30:]])
+        assert is_evaluating(server), "the first one is still answered"
+    assert other.reused >= len(asked[0]) - 8, other.timings
+    assert other.apart(serve(toy(kind), *FLAGS, "--no-kv-unified").complete([*asked[0], *asked[1][-30:]])) < 0.01
 
 
 def test_users_do_not_share(serve: Serve, kv: Path) -> None:

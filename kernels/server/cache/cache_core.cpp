@@ -20,6 +20,13 @@ using kvtier::status;
 // Of a slot, in RAM, where --ctx-checkpoints allows as many.
 static constexpr int most_anchors = 8;
 
+// What copies slow an answer by is little of one that goes on for longer.
+static constexpr double most_rest_s = 2;
+
+// Tokens to evaluate, and how long a slot has been idle: what it holds is then in the way.
+static constexpr size_t long_prompt  = 1024;
+static constexpr double long_rest_ms = 10000;
+
 //
 // opening and closing
 //
@@ -30,8 +37,9 @@ cache_core::cache_core(const common_params & params, llama_context * target, lla
     n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
     checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)),
     anchors_shelved(draft == nullptr && ((llama_state_parts(target) & LLAMA_STATE_PART_ROWS) || checkpoints_exact)),
+    rest_ms(1000 * std::min(params.cache_ssd.settle_seconds, most_rest_s)),
     min_similarity(params.slot_prompt_similarity),
-    cells_shareable(params.kv_unified && !params.ctx_shift && draft == nullptr), queue(queue),
+    cells_unified(params.kv_unified), cells_shareable(params.kv_unified && !params.ctx_shift && draft == nullptr), queue(queue),
     board(static_cast<size_t>(params.n_parallel), static_cast<size_t>(std::clamp(params.n_ctx_checkpoints, 0, most_anchors))),
     turns(static_cast<size_t>(params.n_parallel)) {}
 
@@ -375,6 +383,37 @@ void cache_core::replaced(const slot_view & slot) {
     board.offer_unnamed(slot.id, offer_of(slot));
 }
 
+// What idle slots hold slows everybody down where slots share their cells: attention looks at the cells of all. It goes where the request
+// has no use for it and it comes back from RAM in less time than it costs: that of a long prompt, or of many turns.
+bool cache_core::is_in_the_way(const slot_view & idle, const slot_view & slot, const server_task & task) const {
+    const turn & t = turns[static_cast<size_t>(idle.id)];
+    if (!cells_unified || draft_ctx != nullptr || idle.prompt.tokens.empty() || !t.exact || !task.cache || !task.cache->is_looked_up()) {
+        return false;
+    }
+    const waited::timer  timed(times, wait_cause::lookup);
+    const cache_ticket & ticket   = *task.cache;
+    const slot_offer     offer    = offer_of(idle);
+    const size_t         n_useful = stores.target->store().options().page_size;
+    if (t.tokens != offer.tokens || board.is_removed(idle.id) || offer.common(ticket.tokens) >= n_useful) {
+        return false;
+    }
+    const size_t n_have = std::max({ ticket.target.n_tokens(), ticket.shared.n_tokens, offer_of(slot).reusable(ticket.tokens) });
+    if (ticket.tokens.size() < n_have + long_prompt && t.resting.ms() < long_rest_ms) {
+        return false;
+    }
+    const sequence_scope scope = board.scope(idle.id);
+    const kvtier::match  found = stores.target->find(scope, t.tokens, t.tokens.size(), t.conversation.hash);
+    return (found.n_tokens == t.tokens.size() && found.bytes_disk == 0) ||
+           stores.target->coming(scope, t.tokens, t.tokens.size()).n_tokens == t.tokens.size();
+}
+
+void cache_core::cleared(const slot_view & slot) {
+    prefixes->forget(slot.id);
+    board.anchors.clear(slot.id);
+    turn_of(slot).tokens.clear();
+    board.offer(slot.id, offer_of(slot));
+}
+
 // The request has no prompt to keep, or nobody knows its user: what a user left in the slot is not for it.
 cache_report cache_core::restore_unnamed(const slot_view & slot, server_prompt & prompt, const server_task & task) {
     if (board.scope(slot.id).user != nobody) {
@@ -399,6 +438,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     give_up_arrival(slot);
     t.anchors.clear();
     t.cuts.clear();
+    t.answering    = false;
     t.prompt_saved = false;
     t.store        = false;
     t.report       = {};

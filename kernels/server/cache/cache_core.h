@@ -45,6 +45,8 @@ public:
     void         deferred() { reader->deferred(); }
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room);
+    bool         is_in_the_way(const slot_view & idle, const slot_view & slot, const server_task & task) const;
+    void         cleared(const slot_view & slot);
     bool         is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on);
     bool         takes_anchors(const slot_view & slot);
     bool         is_cut(int id_slot, size_t n_tokens) const;
@@ -106,8 +108,10 @@ private:
         size_t                     n_saved    = 0; // tokens handed over
         size_t                     n_same     = 0; // tokens whose rows are those that are stored, bit by bit
         size_t                     n_refused  = 0; // tokens that the writer had no room for, last time
+        bool                       answering    = false; // its prompt is evaluated
         bool                       prompt_saved = false;
         bool                       shares_cells = false; // perhaps, with another slot
+        stopwatch                  resting;        // since the slot is idle
         std::vector<anchor_copy>   anchors;        // taken, not handed over
         std::vector<uint32_t>      cuts;           // where they are taken: lengths of the prompt
         uint32_t                   n_anchored = 0; // tokens; where the last one was
@@ -148,6 +152,7 @@ private:
     size_t chunk_tokens(const slot_view & slot);
     void   take_anchor(const slot_view & slot, turn & t);
     void   note_use(const slot_view & slot, turn & t);
+    void   hand_over(const slot_view & slot, turn & t);
     void   save(const slot_view & slot, turn & t, size_t n_tokens, bool complete, bool anchor_end);
     void   count(const slot_view & slot, const turn & t, const request_times & took, bool removed);
 
@@ -157,7 +162,9 @@ private:
     const int32_t         n_swa;
     const bool            checkpoints_exact;  // upstream's; see llama_state_has_window
     const bool            anchors_shelved;    // of each slot: they are far smaller than its whole state, and upstream keeps none
+    const double          rest_ms;            // how long an answer may go on before the end of its prompt is handed over
     const float           min_similarity;     // of a slot's tokens to a prompt, for it to be worth choosing
+    const bool            cells_unified;      // all slots' cells lie in one cache
     const bool            cells_shareable;    // between slots: they lie in one cache, and nobody moves them
     server_queue &        queue;
     size_t                n_chunk_tokens = 0; // 0 while it is not known

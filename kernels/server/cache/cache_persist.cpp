@@ -105,24 +105,34 @@ void cache_core::evaluated(const slot_view & slot) {
         return; // This is asked after every batch, also where the slot still holds what the request before left in it.
     }
     take_anchor(slot, t);
+    const bool whole = slot.stats.n_gen > 0;
+    if (whole && !t.answering) {
+        t.answering = true;
+        prefixes->keep(slot.id);
+        if (slot.stats.n_prompt_processed >= 64) {
+            measured.eval.add(static_cast<double>(slot.stats.n_prompt_processed), slot.stats.t_prompt_ms() / 1000);
+        }
+    }
     serve_waiting(slot, t);
-    const waited::timer timed(times, wait_cause::persist);
-    // A long prompt is handed over in parts, so that it never overfills the queue and a crash costs little of it.
-    const bool   whole = slot.stats.n_gen > 0;
+    // A long prompt is handed over in parts, so that it never overfills the queue and a crash costs little of it. Its last part rests
+    // while the answer begins: a short one should not be slowed by copies that can as well be made after it.
     const size_t n_new = slot.prompt.tokens.size() - std::min(std::max(t.n_saved, t.n_refused), slot.prompt.tokens.size());
-    if (!whole && n_new < chunk_tokens(slot)) {
+    if (whole ? slot.stats.t_gen_ms() < rest_ms : n_new < chunk_tokens(slot)) {
         return;
     }
-    note_use(slot, t);
     t.prompt_saved = whole;
-    if (whole && slot.stats.n_prompt_processed >= 64) {
-        measured.eval.add(static_cast<double>(slot.stats.n_prompt_processed), slot.stats.t_prompt_ms() / 1000);
-    }
+    hand_over(slot, t);
+}
+
+void cache_core::hand_over(const slot_view & slot, turn & t) {
+    const waited::timer timed(times, wait_cause::persist);
+    note_use(slot, t);
     board.begin_hand_over(slot.id);
     if (t.exact && !board.is_removed(slot.id)) {
         save(slot, t, slot.prompt.tokens.size(), false, false);
     }
     board.end_hand_over(slot.id);
+    prefixes->handed_over(slot.id);
 }
 
 // Others may go on from what the slot has by now. It is handed over as well: they need not save it again.
@@ -131,16 +141,11 @@ void cache_core::serve_waiting(const slot_view & slot, turn & t) {
     if (!prefixes->is_reached(slot.id)) {
         return;
     }
-    const waited::timer timed(times, wait_cause::persist);
     note_use(slot, t);
-    board.begin_hand_over(slot.id);
-    if (t.exact && !board.is_removed(slot.id)) {
-        if (t.n_anchored == slot.prompt.tokens.size() && !t.anchors.empty()) {
-            prefixes->add_anchor(slot.id, t.anchors.back());
-        }
-        save(slot, t, slot.prompt.tokens.size(), false, false);
+    if (t.exact && !board.is_removed(slot.id) && t.n_anchored == slot.prompt.tokens.size() && !t.anchors.empty()) {
+        prefixes->add_anchor(slot.id, t.anchors.back());
     }
-    board.end_hand_over(slot.id);
+    hand_over(slot, t);
     queue.offer_deferred();
 }
 
@@ -195,7 +200,8 @@ void cache_core::released(const slot_view & slot, const request_times & took) {
     if (removed || !t.exact) {
         board.anchors.clear(slot.id);
     }
-    t.tokens = tokens_of(slot.prompt.tokens);
+    t.tokens  = tokens_of(slot.prompt.tokens);
+    t.resting = stopwatch();
     board.offer(slot.id, offer_of(slot)); // It ends the handing over.
     // What may not be stored is nobody else's, either: it may be evaluated with other adapters, or for one user alone.
     const bool waited_for = t.store && t.exact && !removed ? prefixes->rest(slot.id, t.tokens) : prefixes->forget(slot.id);

@@ -25,6 +25,7 @@ bool shared_prefixes::rest(int slot, std::vector<kvtier::token> tokens) {
     e.n_there    = tokens.size();
     e.tokens     = std::move(tokens);
     e.evaluating = false;
+    e.kept       = false;
     e.anchors.clear();
     e.line.clear();
     return waited_for;
@@ -62,7 +63,7 @@ shared_prefix shared_prefixes::held(int slot, const std::vector<kvtier::token> &
 shared_prefix shared_prefixes::awaited(int slot, const std::vector<kvtier::token> & prompt, size_t n_have) const {
     const entry & e = at(slot);
     size_t        n = n_common(e, prompt);
-    if (!e.evaluating || n <= e.n_there) {
+    if (!e.evaluating || (n <= e.n_there && !e.kept)) {
         return {};
     }
     if (folded) {
@@ -74,7 +75,7 @@ shared_prefix shared_prefixes::awaited(int slot, const std::vector<kvtier::token
         n = n - before < cut_distance ? before : n;
     }
     // Waiting must not take longer than evaluating what is missing.
-    const bool sooner = n > e.n_there && e.n_there + least >= n_have;
+    const bool sooner = e.kept || (n > e.n_there && e.n_there + least >= n_have);
     shared_prefix found;
     found.slot     = slot;
     found.n_tokens = sooner && n >= n_have + least ? n : 0;

@@ -27,6 +27,10 @@ public:
     void begin(int slot, const sequence_scope & scope, std::vector<kvtier::token> prompt, size_t n_there);
     void advance(int slot, size_t n_there) { at(slot).n_there = n_there; }
 
+    // All of the slot's prompt is there, and its end is not handed over before somebody waits for it or the answer has gone on for long.
+    void keep(int slot)        { at(slot).kept = true; }
+    void handed_over(int slot) { at(slot).kept = false; }
+
     // The slot is idle and holds these tokens. True: somebody waited for more.
     bool rest(int slot, std::vector<kvtier::token> tokens);
 
@@ -68,6 +72,7 @@ private:
         std::vector<kvtier::token> tokens;  // empty: not known
         size_t                     n_there = 0;
         bool                       evaluating = false;
+        bool                       kept = false;
         std::vector<anchor_copy>   anchors; // shortest first
         std::vector<waiting>       line;
     };
