@@ -28,6 +28,7 @@ BODY_BYTES = 16 << 20  # of one request: upstream's server takes 100 MB at most,
 FIRST_BODY_BYTES = 64 << 10  # the answer to it says what is there already
 TRIES = 6  # without a byte of progress
 PATIENCE_SECONDS = 60
+MAX_WAIT_SECONDS = 30  # between two tries, whatever a server asks for
 SUFFIX = ".state"
 
 T = TypeVar("T")
@@ -72,6 +73,17 @@ class Wanted:
 class InterruptedTransferError(Exception):
     """It may go on after a moment."""
 
+    wait = 0.0  # seconds, at least
+
+
+class BusyServerError(InterruptedTransferError):
+    """The server has too much to do, and says for how long."""
+
+    def __init__(self, url: str, answer: requests.Response) -> None:
+        super().__init__(f"{url} is busy: {_message(answer) or 'it says no more'}")
+        value = answer.headers.get("Retry-After", "")
+        self.wait = min(float(value), MAX_WAIT_SECONDS) if value.isdigit() else 0.0
+
 
 class Source(Protocol):
     def head(self) -> Head: ...
@@ -104,6 +116,8 @@ class ServerPlace:
         options: dict[str, Any] = {"data": body, "headers": headers, "stream": True, "timeout": PATIENCE_SECONDS}
         try:
             with asking(self.url, verify=True) as session, session.request(method, address, **options) as answer:
+                if answer.status_code == 503:
+                    raise BusyServerError(self.url, answer)
                 yield answer
         except requests.RequestException as error:
             raise InterruptedTransferError(f"{self.url}: {error}") from error
@@ -130,8 +144,6 @@ class ServerPlace:
             told = _told(answer)
             if answer.status_code == 409 and isinstance(told.get("offset"), int):
                 return Wanted(told["offset"])
-            if answer.status_code == 503:
-                raise InterruptedTransferError(_message(answer))
             _refuse(answer, self.url)
             return Wanted(int(told["offset"]), bool(told["complete"]))
 
@@ -221,9 +233,9 @@ def hand_over(source: Source, sink: Sink, report: Report, pause: Callable[[float
         report(wanted.offset, head.size)
         try:
             wanted = sink.begin(head) if wanted.offset == 0 else _carry(source, sink, head, wanted, report)
-            failure = f"it goes on at byte {wanted.offset:,} again and again"
+            failure, wait = f"it goes on at byte {wanted.offset:,} again and again", 0.0
         except InterruptedTransferError as error:
-            failure = str(error)
+            failure, wait = str(error), error.wait
         failures = 0 if wanted.offset > furthest or wanted.is_complete else failures + 1
         furthest = max(furthest, wanted.offset)
         if failures >= TRIES:
@@ -232,7 +244,7 @@ def hand_over(source: Source, sink: Sink, report: Report, pause: Callable[[float
                 "give the command again: what has arrived is not sent again",
             )
         if failures:
-            pause(2.0**failures / 2)
+            pause(max(wait, 2.0**failures / 2))
     report(head.size, head.size)
     return head
 
@@ -242,9 +254,11 @@ def _patiently(work: Callable[[], T], pause: Callable[[float], None]) -> T:
         try:
             return work()
         except InterruptedTransferError as error:
+            if attempt == TRIES and isinstance(error, BusyServerError):
+                raise UserError(str(error), "give the command again in a while") from error
             if attempt == TRIES:
                 raise UserError(f"no server answers: {error}", "start one with `llama-run --server`") from error
-            pause(2.0**attempt / 4)
+            pause(max(error.wait, 2.0**attempt / 4))
     raise AssertionError
 
 
