@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 MAGIC, KIND = b"LRKVTIER", 5
 HEADER_SIZE, MAX_HEAD_SIZE = 144, 1 << 28  # as kernels/kvtier/format.h has them
-BODY_BYTES = 16 << 20  # of one request: upstream's server takes 100 MB at most, into memory
+BODY_BYTES = 16 << 20  # of one request at most: upstream's server takes 100 MB, into memory
 FIRST_BODY_BYTES = 64 << 10  # the answer to it says what is there already
+BODY_SECONDS = 2.0  # of one request at most, about: what is cut off in the middle of a body is lost
 TRIES = 6  # without a byte of progress
 PATIENCE_SECONDS = 60
 MAX_WAIT_SECONDS = 30  # between two tries, whatever a server asks for
@@ -262,17 +263,25 @@ def _patiently(work: Callable[[], T], pause: Callable[[float], None]) -> T:
     raise AssertionError
 
 
+def next_body_bytes(size: int, seconds: float) -> int:
+    """How large the next body should be, after one of this size that took so long."""
+    if seconds > BODY_SECONDS:
+        return max(size // 4, FIRST_BODY_BYTES)
+    return min(size * 4, BODY_BYTES) if seconds < BODY_SECONDS / 4 else size
+
+
 def _carry(source: Source, sink: Sink, head: Head, wanted: Wanted, report: Report) -> Wanted:
     """Carries from one offset on, until the sink wants another one or the stream is cut."""
-    body, enough = b"", FIRST_BODY_BYTES
+    body, enough, began = b"", FIRST_BODY_BYTES, time.monotonic()
     try:
         for chunk in source.chunks(head, wanted.offset):
             body += chunk
             if len(body) < enough and wanted.offset + len(body) < head.size:
                 continue
             expected, sent = wanted.offset + len(body), body
-            body, enough = b"", BODY_BYTES
+            body = b""
             wanted = sink.put(head, wanted.offset, sent)
+            enough, began = next_body_bytes(enough, time.monotonic() - began), time.monotonic()
             report(wanted.offset, head.size)
             if wanted.is_complete or wanted.offset != expected:
                 return wanted

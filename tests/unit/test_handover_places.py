@@ -13,6 +13,9 @@ import pytest
 
 from pyrun import _kernels
 from pyrun.cache.handover import (
+    BODY_BYTES,
+    BODY_SECONDS,
+    FIRST_BODY_BYTES,
     TRIES,
     FilePlace,
     Head,
@@ -21,6 +24,7 @@ from pyrun.cache.handover import (
     Wanted,
     hand_over,
     is_url,
+    next_body_bytes,
     place_of,
 )
 from pyrun.errors import UserError
@@ -114,6 +118,17 @@ def test_a_file_arrives_whole_through_cuts_and_nothing_is_read_twice(tmp_path: P
     assert source.read == SIZE - HEAD_SIZE
     assert [file.name for file in tmp_path.iterdir()] == ["x.state"]
     assert place.head().data == head.data
+
+
+def test_a_slow_connection_loses_about_a_second_when_it_is_cut_and_a_fast_one_is_not_held_up() -> None:
+    for speed in (20_000, 1_500_000, 100_000_000):  # bytes per second
+        size, sizes = FIRST_BODY_BYTES, []
+        for _ in range(10):
+            sizes.append(size)
+            size = next_body_bytes(size, size / speed)
+        assert all(size <= max(BODY_SECONDS * speed, FIRST_BODY_BYTES) for size in sizes)
+        assert sizes[-1] >= min(BODY_SECONDS * speed / 4, BODY_BYTES)
+    assert next_body_bytes(BODY_BYTES, 60.0) == BODY_BYTES // 4, "it has become slower"
 
 
 def test_what_an_earlier_command_left_is_gone_on_with(tmp_path: Path) -> None:
