@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 MAGIC, KIND = b"LRKVTIER", 5
 HEADER_SIZE, MAX_HEAD_SIZE = 144, 1 << 28  # as kernels/kvtier/format.h has them
-BODY_BYTES = 16 << 20  # of one request: upstream's server takes 100 MB at most, into memory
+BODY_BYTES = 16 << 20  # of one request at most: upstream's server takes 100 MB, into memory
 FIRST_BODY_BYTES = 64 << 10  # the answer to it says what is there already
+BODY_SECONDS = 2.0  # of one request at most, about: what is cut off in the middle of a body is lost
 TRIES = 6  # without a byte of progress
 PATIENCE_SECONDS = 60
+MAX_WAIT_SECONDS = 30  # between two tries, whatever a server asks for
 SUFFIX = ".state"
 
 T = TypeVar("T")
@@ -72,6 +74,17 @@ class Wanted:
 class InterruptedTransferError(Exception):
     """It may go on after a moment."""
 
+    wait = 0.0  # seconds, at least
+
+
+class BusyServerError(InterruptedTransferError):
+    """The server has too much to do, and says for how long."""
+
+    def __init__(self, url: str, answer: requests.Response) -> None:
+        super().__init__(f"{url} is busy: {_message(answer) or 'it says no more'}")
+        value = answer.headers.get("Retry-After", "")
+        self.wait = min(float(value), MAX_WAIT_SECONDS) if value.isdigit() else 0.0
+
 
 class Source(Protocol):
     def head(self) -> Head: ...
@@ -104,6 +117,8 @@ class ServerPlace:
         options: dict[str, Any] = {"data": body, "headers": headers, "stream": True, "timeout": PATIENCE_SECONDS}
         try:
             with asking(self.url, verify=True) as session, session.request(method, address, **options) as answer:
+                if answer.status_code == 503:
+                    raise BusyServerError(self.url, answer)
                 yield answer
         except requests.RequestException as error:
             raise InterruptedTransferError(f"{self.url}: {error}") from error
@@ -130,8 +145,6 @@ class ServerPlace:
             told = _told(answer)
             if answer.status_code == 409 and isinstance(told.get("offset"), int):
                 return Wanted(told["offset"])
-            if answer.status_code == 503:
-                raise InterruptedTransferError(_message(answer))
             _refuse(answer, self.url)
             return Wanted(int(told["offset"]), bool(told["complete"]))
 
@@ -221,9 +234,9 @@ def hand_over(source: Source, sink: Sink, report: Report, pause: Callable[[float
         report(wanted.offset, head.size)
         try:
             wanted = sink.begin(head) if wanted.offset == 0 else _carry(source, sink, head, wanted, report)
-            failure = f"it goes on at byte {wanted.offset:,} again and again"
+            failure, wait = f"it goes on at byte {wanted.offset:,} again and again", 0.0
         except InterruptedTransferError as error:
-            failure = str(error)
+            failure, wait = str(error), error.wait
         failures = 0 if wanted.offset > furthest or wanted.is_complete else failures + 1
         furthest = max(furthest, wanted.offset)
         if failures >= TRIES:
@@ -232,7 +245,7 @@ def hand_over(source: Source, sink: Sink, report: Report, pause: Callable[[float
                 "give the command again: what has arrived is not sent again",
             )
         if failures:
-            pause(2.0**failures / 2)
+            pause(max(wait, 2.0**failures / 2))
     report(head.size, head.size)
     return head
 
@@ -242,23 +255,33 @@ def _patiently(work: Callable[[], T], pause: Callable[[float], None]) -> T:
         try:
             return work()
         except InterruptedTransferError as error:
+            if attempt == TRIES and isinstance(error, BusyServerError):
+                raise UserError(str(error), "give the command again in a while") from error
             if attempt == TRIES:
                 raise UserError(f"no server answers: {error}", "start one with `llama-run --server`") from error
-            pause(2.0**attempt / 4)
+            pause(max(error.wait, 2.0**attempt / 4))
     raise AssertionError
+
+
+def next_body_bytes(size: int, seconds: float) -> int:
+    """How large the next body should be, after one of this size that took so long."""
+    if seconds > BODY_SECONDS:
+        return max(size // 4, FIRST_BODY_BYTES)
+    return min(size * 4, BODY_BYTES) if seconds < BODY_SECONDS / 4 else size
 
 
 def _carry(source: Source, sink: Sink, head: Head, wanted: Wanted, report: Report) -> Wanted:
     """Carries from one offset on, until the sink wants another one or the stream is cut."""
-    body, enough = b"", FIRST_BODY_BYTES
+    body, enough, began = b"", FIRST_BODY_BYTES, time.monotonic()
     try:
         for chunk in source.chunks(head, wanted.offset):
             body += chunk
             if len(body) < enough and wanted.offset + len(body) < head.size:
                 continue
             expected, sent = wanted.offset + len(body), body
-            body, enough = b"", BODY_BYTES
+            body = b""
             wanted = sink.put(head, wanted.offset, sent)
+            enough, began = next_body_bytes(enough, time.monotonic() - began), time.monotonic()
             report(wanted.offset, head.size)
             if wanted.is_complete or wanted.offset != expected:
                 return wanted

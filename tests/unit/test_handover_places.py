@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from pyrun import _kernels
 from pyrun.cache.handover import (
+    BODY_BYTES,
+    BODY_SECONDS,
+    FIRST_BODY_BYTES,
     TRIES,
     FilePlace,
     Head,
@@ -18,6 +24,7 @@ from pyrun.cache.handover import (
     Wanted,
     hand_over,
     is_url,
+    next_body_bytes,
     place_of,
 )
 from pyrun.errors import UserError
@@ -55,6 +62,54 @@ class Flaky:
         self.pauses += seconds
 
 
+@contextmanager
+def busy_server(n_refused: int, retry_after: str) -> Iterator[ServerPlace]:
+    """A server that has the stream, and is too busy for so many questions."""
+    refused = iter(range(n_refused))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            is_busy = next(refused, None) is not None
+            offset = int(self.path.partition("offset=")[2].partition("&")[0] or 0)
+            body = b'{"error": {"message": "others are being sent"}}' if is_busy else stream()[offset:]
+            self.send_response(503 if is_busy else 200)
+            if is_busy and retry_after:
+                self.send_header("Retry-After", retry_after)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with suppress(OSError):  # The head alone is read, at first.
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield ServerPlace(f"http://127.0.0.1:{server.server_port}", "0123456789abcdef")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_busy_server_is_asked_again_after_the_time_that_it_names(tmp_path: Path) -> None:
+    pauses: list[float] = []
+    with busy_server(3, "7") as source:
+        hand_over(source, FilePlace(tmp_path / "x.state"), quiet, pauses.append)
+    assert (tmp_path / "x.state").read_bytes() == stream()
+    assert pauses == [7, 7, 7]
+
+
+@pytest.mark.parametrize(("retry_after", "longest"), [("", 8), ("soon", 8), ("99999", 30)])
+def test_a_server_that_stays_busy_is_given_up_and_it_is_said(tmp_path: Path, retry_after: str, longest: float) -> None:
+    pauses: list[float] = []
+    with busy_server(TRIES, retry_after) as source, pytest.raises(UserError, match="is busy: others are being sent"):
+        hand_over(source, FilePlace(tmp_path / "x.state"), quiet, pauses.append)
+    assert len(pauses) == TRIES - 1
+    assert max(pauses) == longest
+
+
 def test_a_file_arrives_whole_through_cuts_and_nothing_is_read_twice(tmp_path: Path) -> None:
     source, place = Flaky(stream(), 40_000), FilePlace(tmp_path / "x.state")
     head = hand_over(source, place, quiet, source.pause)
@@ -63,6 +118,17 @@ def test_a_file_arrives_whole_through_cuts_and_nothing_is_read_twice(tmp_path: P
     assert source.read == SIZE - HEAD_SIZE
     assert [file.name for file in tmp_path.iterdir()] == ["x.state"]
     assert place.head().data == head.data
+
+
+def test_a_slow_connection_loses_about_a_second_when_it_is_cut_and_a_fast_one_is_not_held_up() -> None:
+    for speed in (20_000, 1_500_000, 100_000_000):  # bytes per second
+        size, sizes = FIRST_BODY_BYTES, []
+        for _ in range(10):
+            sizes.append(size)
+            size = next_body_bytes(size, size / speed)
+        assert all(size <= max(BODY_SECONDS * speed, FIRST_BODY_BYTES) for size in sizes)
+        assert sizes[-1] >= min(BODY_SECONDS * speed / 4, BODY_BYTES)
+    assert next_body_bytes(BODY_BYTES, 60.0) == BODY_BYTES // 4, "it has become slower"
 
 
 def test_what_an_earlier_command_left_is_gone_on_with(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ status look_into(shared_folder & folder, shared_index & index, bool was_used, co
     out.problem            = listing.problem;
     const status read = read_heads(folder, index.unknown(listing), abandoned, news, out);
     out.unfinished = listing.unfinished;
-    index.update(listing, std::move(news));
+    index.update(listing, std::move(news), shared_index::clock::now());
     if (!read.is_ok()) {
         return read;
     }

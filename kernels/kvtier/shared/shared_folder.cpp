@@ -300,14 +300,18 @@ status shared_folder::write_all(writable_file & file, const shared_copy & copy, 
     return file.sync();
 }
 
+// A file with a damaged head is replaced. One of another format belongs to another program, and stays.
+bool shared_folder::has(const shared_name & name) {
+    const shared_file file = { name, std::numeric_limits<uint64_t>::max(), 0 }; // Whether it has holes is its readers' matter.
+    segment_head      of_segment;
+    anchor_head       of_anchor;
+    const status      s = name.is_anchor ? read_anchor(file, of_anchor) : read_segment(file, of_segment);
+    return s.is_ok() || s.is_incompatible();
+}
+
 status shared_folder::claim_one(const shared_copy & copy, claim & out, bool & was_there) {
-    {
-        std::unique_ptr<readable_file> there;
-        if (was_there = e.open_file(path_of(copy.name), there).is_ok(); was_there) {
-            return status::ok();
-        }
-    }
-    return make_claim(copy.bytes(), out);
+    was_there = has(copy.name);
+    return was_there ? status::ok() : make_claim(copy.bytes(), out);
 }
 
 // The folder is counted after the claims are made: others may have written any amount since the last look, and count these.
@@ -324,18 +328,32 @@ void shared_folder::keep_what_fits(uint64_t limit, std::vector<claim> & claims, 
     }
 }
 
+void shared_folder::renew(const std::vector<claim> & claims) {
+    for (const claim & own : claims) {
+        if (own.file != nullptr) {
+            (void) e.touch(own.path).is_ok(); // One that others take is written again.
+        }
+    }
+}
+
 status shared_folder::write_claimed(const shared_copy & copy, claim & own, const std::function<bool()> & is_wanted,
-                                    int64_t & modified_ms) {
+                                    shared_written & out) {
     status s = make_folders(copy.name.place);
     s = s.is_ok() ? write_all(*own.file, copy, is_wanted) : s;
-    s = s.is_ok() ? own.file->modified_ms(modified_ms) : s;
+    s = s.is_ok() ? own.file->modified_ms(out.modified_ms) : s;
     s = s.is_ok() ? own.file->close() : s;
     own.file.reset();
+    if (s.is_ok() && has(copy.name)) { // Another server was faster, and others read its file by now.
+        out.was_there = true;
+        give_up(own);
+        return s;
+    }
     return s.is_ok() ? e.rename(own.path, path_of(copy.name)) : s;
 }
 
 std::vector<shared_written> shared_folder::write(const std::vector<shared_copy> & copies, uint64_t limit,
-                                                 const std::function<bool()> & is_wanted) {
+                                                 const std::function<bool()> & is_wanted, std::chrono::milliseconds renew_every) {
+    using clock = std::chrono::steady_clock;
     std::vector<shared_written> out(copies.size());
     std::vector<claim>          claims(copies.size());
     bool                        is_any = false;
@@ -347,12 +365,20 @@ std::vector<shared_written> shared_folder::write(const std::vector<shared_copy> 
         keep_what_fits(limit, claims, out);
     }
     bool goes_on = true; // What follows a file that could not be written is of no use without it, or meets the same.
+    auto renewed = clock::now();
+    const auto still_wanted = [&] {
+        if (clock::now() - renewed >= renew_every) {
+            renew(claims);
+            renewed = clock::now();
+        }
+        return is_wanted();
+    };
     for (size_t i = 0; i < copies.size(); i++) {
         if (claims[i].file == nullptr) {
             continue;
         }
-        goes_on       = goes_on && is_wanted();
-        out[i].result = goes_on ? write_claimed(copies[i], claims[i], is_wanted, out[i].modified_ms) : given_up();
+        goes_on       = goes_on && still_wanted();
+        out[i].result = goes_on ? write_claimed(copies[i], claims[i], still_wanted, out[i]) : given_up();
         goes_on       = out[i].result.is_ok();
         if (!goes_on) {
             give_up(claims[i]);

@@ -19,6 +19,7 @@
 #include "kvtier/status.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -112,9 +113,10 @@ public:
     // Writes files in their order, and says what became of each: nothing happens to one that is there, and those that the
     // folder has no room for within `limit` bytes are over_budget. The folder is listed once for all of them, so they should be few
     // bytes of it: what is claimed for them others cannot have. is_wanted is asked again and again; what is left when it says no
-    // is given up.
+    // is given up. Those that wait for their turn are touched every so often, so that nobody takes them for what a killed
+    // writer left.
     std::vector<shared_written> write(const std::vector<shared_copy> & copies, uint64_t limit,
-                                      const std::function<bool()> & is_wanted);
+                                      const std::function<bool()> & is_wanted, std::chrono::milliseconds renew_every);
 
     status touch(const shared_name & name);  // it counts as used now
     status remove(const shared_name & name); // ok when it is gone already
@@ -139,7 +141,9 @@ private:
     status      claim_one(const shared_copy & copy, claim & out, bool & was_there);
     void        keep_what_fits(uint64_t limit, std::vector<claim> & claims, std::vector<shared_written> & out);
     status      write_claimed(const shared_copy & copy, claim & own, const std::function<bool()> & is_wanted,
-                              int64_t & modified_ms);
+                              shared_written & out);
+    bool        has(const shared_name & name);
+    void        renew(const std::vector<claim> & claims);
     status      read_once(const std::string & path, uint64_t file_size, const std::vector<shared_read> & parts,
                           const std::atomic<bool> & abandoned);
     status      write_all(writable_file & file, const shared_copy & copy, const std::function<bool()> & is_wanted);

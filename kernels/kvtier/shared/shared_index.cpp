@@ -3,6 +3,7 @@
 #include "kvtier/file_names.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace kvtier {
@@ -42,9 +43,14 @@ std::vector<shared_file> shared_index::unknown(const shared_listing & listing) c
     return out;
 }
 
+void shared_index::see(entry & known, shared_file file, clock::time_point now) {
+    const bool is_alike = known.changed != clock::time_point() && known.file.modified_ms == file.modified_ms;
+    known.changed       = is_alike ? known.changed : now;
+    known.file          = std::move(file);
+}
+
 void shared_index::learn(news found) {
-    entry & known = files[found.file.name.path()];
-    known.file       = found.file;
+    entry & known    = files[found.file.name.path()];
     known.is_seen    = true;
     known.of_segment = std::move(found.of_segment);
     known.of_anchor  = std::move(found.of_anchor);
@@ -82,7 +88,7 @@ void shared_index::link_all() {
     }
 }
 
-void shared_index::update(const shared_listing & listing, std::vector<news> found) {
+void shared_index::update(const shared_listing & listing, std::vector<news> found, clock::time_point now) {
     mutex_lock                         guard(mu);
     std::map<std::string, shared_file> there;
     for (const shared_file & file : listing.files) {
@@ -95,7 +101,7 @@ void shared_index::update(const shared_listing & listing, std::vector<news> foun
         it = is_gone ? files.erase(it) : std::next(it);
     }
     for (auto & [path, file] : there) {
-        files[path].file = std::move(file);
+        see(files[path], std::move(file), now);
     }
     for (news & one : found) {
         if (files.count(one.file.name.path()) != 0) {
@@ -108,9 +114,10 @@ void shared_index::update(const shared_listing & listing, std::vector<news> foun
     }
 }
 
-void shared_index::add(std::vector<news> found) {
+void shared_index::add(std::vector<news> found, clock::time_point now) {
     mutex_lock guard(mu);
     for (news & one : found) {
+        see(files[one.file.name.path()], one.file, now);
         learn(std::move(one));
     }
     link_all();
@@ -224,15 +231,21 @@ shared_index::totals shared_index::count() const {
 }
 
 std::vector<shared_file> shared_index::victims() const {
-    std::vector<shared_file> out;
+    using order = std::tuple<int64_t, int64_t, int64_t>;
+    std::vector<std::pair<order, shared_file>> all;
     {
         mutex_lock guard(mu);
         for (const auto & [path, known] : files) {
-            out.push_back(known.file);
+            const int64_t seen = std::chrono::duration_cast<std::chrono::minutes>(known.changed.time_since_epoch()).count();
+            const int64_t used = known.file.modified_ms / same_use_ms;
+            all.push_back({ { seen, used, -static_cast<int64_t>(known.file.name.at) }, known.file });
         }
     }
-    const auto order = [](const shared_file & f) { return std::make_pair(f.modified_ms / same_use_ms, -static_cast<int64_t>(f.name.at)); };
-    std::sort(out.begin(), out.end(), [&](const shared_file & a, const shared_file & b) { return order(a) < order(b); });
+    std::sort(all.begin(), all.end(), [](const auto & a, const auto & b) { return a.first < b.first; });
+    std::vector<shared_file> out;
+    for (auto & [place, file] : all) {
+        out.push_back(std::move(file));
+    }
     return out;
 }
 

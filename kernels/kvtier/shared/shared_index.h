@@ -8,6 +8,7 @@
 #include "kvtier/shared/shared_folder.h"
 #include "kvtier/thread_annotations.h"
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -58,6 +59,8 @@ struct shared_match {
 
 class shared_index {
 public:
+    using clock = std::chrono::steady_clock;
+
     // Whose files are of use: others are counted, and evicted.
     struct scope {
         key         fingerprint{};
@@ -80,10 +83,10 @@ public:
     };
 
     // The folder has been listed: what it does not have any more is forgotten.
-    void update(const shared_listing & listing, std::vector<news> found);
+    void update(const shared_listing & listing, std::vector<news> found, clock::time_point now);
 
     // They have just been written.
-    void add(std::vector<news> found);
+    void add(std::vector<news> found, clock::time_point now);
     void forget(const std::vector<shared_name> & gone);
 
     shared_match find(const lookup_request & request) const;
@@ -103,19 +106,22 @@ public:
     };
     totals count() const;
 
-    // All files in the order in which they go: the longest unused first. What was used in the same minute goes by its
-    // place in its prompt, ends before beginnings.
+    // All files in the order in which they go: the longest unused first. A use counts from when it was seen here, by a clock that
+    // only counts: some file systems write down the time of whoever uses a file. What was seen in the same minute goes by the time
+    // that is written down, and what was used in the same minute by its place in its prompt, ends before beginnings.
     std::vector<shared_file> victims() const;
 
 private:
     struct entry {
         shared_file              file;
+        clock::time_point        changed;         // was seen to, or found
         bool                     is_seen = false; // its head was read, or tried
         std::shared_ptr<segment> of_segment;
         std::shared_ptr<anchor>  of_anchor;
     };
 
     void learn(news found) REQUIRES(mu);
+    static void see(entry & known, shared_file file, clock::time_point now);
     void link_all() REQUIRES(mu);
 
     const scope of;

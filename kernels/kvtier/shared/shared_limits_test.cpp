@@ -7,6 +7,8 @@ using namespace kvtier;
 using namespace kvtier::test;
 using namespace std::chrono_literals;
 
+static constexpr uint64_t no_limit = uint64_t(1) << 30;
+
 TEST(the_budget_holds_and_beginnings_stay_the_longest) {
     network_disk & network = new_network_disk();
     shared_options o = quick();
@@ -183,6 +185,142 @@ TEST(what_was_just_published_is_not_the_oldest_because_of_a_slow_clock) {
         CHECK(a.tier->find(r, other->lookup(r)).n_tokens == 16);
     }
     CHECK(a.tier->stats().evicted > 0);
+}
+
+TEST(servers_whose_clocks_are_an_hour_apart_share_and_keep_the_budget_and_one_of_them_evicts) {
+    for (const bool times_are_writers : { false, true }) { // Some file systems write down the time of whoever writes.
+        network_disk & network = new_network_disk();
+        shared_options o = quick();
+        o.limit = 40 * disk_block;
+        server       fast(network, {}, o), slow(network, {}, o);
+        const auto   turn = [&](server & writer, uint64_t i) {
+            writer.disk.set_now_ms(writer.disk.now_ms() + 1000);
+            if (times_are_writers) {
+                network.set_now_ms(writer.disk.now_ms());
+            }
+            CHECK(writer.save(random_tokens(i, 16)));
+            CHECK(within(10s, [&] { return writer.tier->publish(10s); }));
+            uint64_t n_bytes = 0;
+            for (const std::string & path : objects(network)) {
+                n_bytes += disk_size(network.get(path).size());
+            }
+            CHECK(n_bytes <= o.limit);
+        };
+        slow.disk.set_now_ms(network.now_ms() - 3600 * 1000);
+        turn(fast, 1);
+        CHECK(within(10s, [&] { return slow.restore(random_tokens(1, 16)) == 16; }));
+        turn(slow, 2);
+        CHECK(within(10s, [&] { return fast.restore(random_tokens(2, 16)) == 16; }));
+        for (uint64_t i = 10; i < 70; i += 2) {
+            turn(fast, i);
+            turn(slow, i + 1);
+        }
+        CHECK(within(10s, [&] { return fast.tier->stats().evicts != slow.tier->stats().evicts; }));
+        server & evictor = fast.tier->stats().evicts ? fast : slow;
+        server & other   = fast.tier->stats().evicts ? slow : fast;
+        CHECK(evictor.tier->stats().evicted > 0);
+        evictor.tier.reset(); // It dies, and what it was writing stays.
+        const std::string left = std::string(shared_dir) + "/incoming/0123456789abcdef-0000000000001000";
+        network.put(left, "half");
+        CHECK(within(10s, [&] { return other.tier->stats().evicts && !network.exists(left); }));
+    }
+}
+
+TEST(what_was_seen_to_be_used_last_stays_the_longest_whatever_the_time_of_a_file_says) {
+    using clock = shared_index::clock;
+    const auto   start = clock::time_point() + std::chrono::hours(1);
+    const auto   hour  = int64_t(3600) * 1000;
+    shared_index index({});
+    const auto   file = [](uint8_t k, int64_t modified_ms) {
+        shared_name name;
+        name.k[0] = k;
+        return shared_file{ name, disk_block, modified_ms };
+    };
+    const auto look = [&](std::vector<shared_file> files, clock::time_point now) {
+        shared_listing listing;
+        listing.files = std::move(files);
+        index.update(listing, {}, now);
+        std::string order;
+        for (const shared_file & one : index.victims()) {
+            order += std::to_string(one.name.k[0]);
+        }
+        return order;
+    };
+    CHECK(look({ file(1, 9 * hour), file(2, 8 * hour) }, start) == "21"); // Of what was there before, only the time is known.
+    // From a machine whose clock is slow come a new file, and then a use.
+    CHECK(look({ file(1, 9 * hour), file(2, 8 * hour), file(3, 7 * hour) }, start + 300s) == "213");
+    CHECK(look({ file(1, 9 * hour), file(2, 6 * hour), file(3, 7 * hour) }, start + 600s) == "132");
+}
+
+// Files as a server publishes them.
+static std::vector<shared_copy> copies_of_talks(uint64_t n) {
+    network_disk & network = new_network_disk();
+    const server   a(network);
+    for (uint64_t i = 0; i < n; i++) {
+        CHECK(a.save_and_publish(random_tokens(i, 100)));
+    }
+    std::vector<shared_copy> out;
+    shared_listing           there;
+    CHECK(shared_folder(network, shared_dir).list(there).is_ok());
+    for (const shared_file & file : there.files) {
+        const std::string bytes = network.get(names::join(shared_dir, file.name.path()));
+        out.push_back({ file.name, { bytes.begin(), bytes.end() }, {} });
+    }
+    CHECK(out.size() == n);
+    return out;
+}
+
+TEST(who_was_faster_keeps_the_name_when_two_write_the_same_file) {
+    const std::vector<shared_copy> copies = copies_of_talks(1);
+    for (const bool is_damaged : { false, true }) {
+        network_disk &    network = new_network_disk();
+        shared_folder     folder(network, shared_dir);
+        const std::string path      = names::join(shared_dir, copies[0].name.path());
+        bool              is_marked = false, is_first = true;
+        CHECK(folder.prepare(false, is_marked).is_ok());
+        const auto another_writes_it = [&] {
+            if (std::exchange(is_first, false)) {
+                const shared_written faster = folder.write(copies, no_limit, [] { return true; }, 60s)[0];
+                CHECK(faster.result.is_ok() && !faster.was_there);
+                network.set_now_ms(network.now_ms() + 1000);
+                if (is_damaged) {
+                    network.put(path, "LRKVTIER, and nothing else");
+                }
+            }
+            return true;
+        };
+        const shared_written slower = folder.write(copies, no_limit, another_writes_it, 60s)[0];
+        CHECK(slower.result.is_ok());
+        CHECK(slower.was_there == !is_damaged);
+        CHECK(network.get(path) == std::string(copies[0].head.begin(), copies[0].head.end()));
+        shared_listing there;
+        CHECK(folder.list(there).is_ok());
+        CHECK(there.unfinished.empty());
+        CHECK(there.files.size() == 1);
+        CHECK((there.files[0].modified_ms == network.now_ms()) == is_damaged); // The slower one's replaces what is damaged alone.
+    }
+}
+
+TEST(what_waits_for_its_turn_is_not_taken_for_what_a_killed_writer_left) {
+    const std::vector<shared_copy>      copies  = copies_of_talks(5);
+    network_disk &                      network = new_network_disk();
+    shared_folder                       folder(network, shared_dir);
+    unfinished_watch                    watch(600s);
+    unfinished_watch::clock::time_point now{};
+    bool                                is_marked = false;
+    CHECK(folder.prepare(false, is_marked).is_ok());
+    const auto five_minutes_later = [&] { // The network is that slow.
+        shared_listing there;
+        network.set_now_ms(network.now_ms() + 300 * 1000);
+        now += 300s;
+        CHECK(folder.list(there).is_ok());
+        CHECK(watch.look(there.unfinished, now).empty());
+        return true;
+    };
+    for (const shared_written & written : folder.write(copies, no_limit, five_minutes_later, 0ms)) {
+        CHECK(written.result.is_ok() && !written.was_there);
+    }
+    CHECK(now > unfinished_watch::clock::time_point() + 1200s);
 }
 
 TEST(a_lease_passes_on_after_a_term_without_change_whatever_clocks_say) {

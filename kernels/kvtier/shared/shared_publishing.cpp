@@ -22,6 +22,9 @@ static constexpr uint64_t max_round_bytes = uint64_t(32) << 20;
 static constexpr size_t   max_round_files = 32;
 static constexpr uint64_t round_share     = 64;
 
+// What waits to be written is renewed so often before others would take it for what a killed writer left.
+static constexpr int renewals = 10;
+
 // What a conversation has used, it has used with everything before it.
 static std::map<const segment *, int64_t> segments_in_use(const object_graph & all, int64_t since_ms) {
     std::map<const segment *, int64_t> out;
@@ -211,7 +214,7 @@ void shared_tier::note_published(const std::vector<shared_copy> & copies, const 
         n_bytes += copies[i].bytes();
     }
     if (!news.empty()) {
-        own->index.add(std::move(news));
+        own->index.add(std::move(news), clock::now());
     }
     if (rooms.options.writes != nullptr) {
         rooms.options.writes->written(n_bytes);
@@ -247,9 +250,11 @@ status shared_tier::write_copies(publishing & now) {
     now.bytes       = 0;
     const auto whole = std::exchange(now.whole, {});
     if (!kept->copies.empty()) {
-        const status called = write([kept, most = limit, before = now.removals_before](core & its,
-                                                                                       const std::atomic<bool> & abandoned) {
-            kept->written = its.folder.write(kept->copies, most, [&] { return !abandoned && its.n_removals == before; });
+        const auto   renew_every = options.unfinished / renewals;
+        const status called      = write([kept, renew_every, most = limit, before = now.removals_before](
+                                             core & its, const std::atomic<bool> & abandoned) {
+            const auto is_wanted = [&] { return !abandoned && its.n_removals == before; };
+            kept->written        = its.folder.write(kept->copies, most, is_wanted, renew_every);
             if (abandoned && its.n_removals != before) { // Nobody waits for it who would remove them.
                 for (const shared_name & name : names_of_ours(*kept)) {
                     (void) its.folder.remove(name).is_ok();

@@ -47,7 +47,7 @@ std::unique_ptr<arrivals::work> arrivals::go_on(const kvtier::conversation_id & 
 
 void arrivals::put_back(work & done) {
     kvtier::mutex_lock guard(mu);
-    if (done.intake == nullptr) {
+    if (done.intake == nullptr && !*done.is_removed) {
         known.erase(done.id);
     } else {
         arrival & it  = known[done.id];

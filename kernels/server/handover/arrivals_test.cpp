@@ -41,7 +41,7 @@ bool is_it(const conversation_id & other) {
 
 } // namespace
 
-TEST(one_that_is_removed_is_not_gone_on_with_and_its_sender_is_told_once) {
+TEST(one_that_is_removed_is_not_gone_on_with_and_its_sender_is_told_as_often_as_he_asks) {
     receiver r;
     arrivals all;
     all.begin(id)->intake = r.intake();
@@ -51,11 +51,10 @@ TEST(one_that_is_removed_is_not_gone_on_with_and_its_sender_is_told_once) {
         CHECK(all.go_on(id) == nullptr); // A request works on it.
     }
     all.remove(is_it);
-    {
+    for (int i = 0; i < 2; i++) { // The first answer may get lost.
         const auto told = all.go_on(id);
         CHECK(told != nullptr && told->intake == nullptr && *told->is_removed);
     }
-    CHECK(all.go_on(id) == nullptr);
     all.begin(id)->intake = r.intake(); // Who begins anew wants it.
     CHECK(!*all.go_on(id)->is_removed);
 }

@@ -15,7 +15,8 @@ using kvtier::status;
 // Each that comes holds one part in memory: together they take no more than the RAM tier may.
 static constexpr uint64_t min_part = uint64_t(64) << 20;
 
-static constexpr int max_sent = 8;
+static constexpr int max_sent     = 8;
+static constexpr int busy_seconds = 5; // Then it is worth asking again.
 
 static server_http_res_ptr refuse_bytes(int code, const char * type, const std::string & message) {
     return answer(code, { { "error", { { "code", code }, { "type", type }, { "message", message } } } });
@@ -26,6 +27,12 @@ server_http_res_ptr wrong_offset(uint64_t offset, const std::string & message) {
         { "error",  { { "code", 409 }, { "type", "wrong_offset" }, { "message", message } } },
         { "offset", offset },
     });
+}
+
+server_http_res_ptr busy() {
+    auto told = refuse_bytes(503, "unavailable_error", "other conversations are being handed over: try again in a while");
+    told->headers["Retry-After"] = std::to_string(busy_seconds);
+    return told;
 }
 
 static server_http_res_ptr refuse_for(const status & s) {
@@ -71,7 +78,7 @@ server_http_res_ptr handover_desk::begin(const std::string & user, uint64_t hash
     const kvtier::conversation_id id = { kvtier::user_key(user), hash };
     const auto on = coming.begin(id);
     if (on == nullptr) {
-        return refuse_bytes(503, "unavailable_error", "other conversations are being handed over: try again in a while");
+        return busy();
     }
     kvtier::store & store    = stores.target->store();
     const uint64_t  max_part = std::max(store.options().ram_bytes / arrivals::max_at_once, min_part);

@@ -25,6 +25,9 @@ namespace llama_run {
 // An answer to bytes, or to a question for some, that are not those of this place in a stream: go on from that one.
 server_http_res_ptr wrong_offset(uint64_t offset, const std::string & message);
 
+// An answer where too many conversations are on their way: ask again in a while.
+server_http_res_ptr busy();
+
 class handover_desk {
 public:
     handover_desk(cache_stores & stores, cache_admin & admin) : stores(stores), admin(admin) {}

@@ -44,7 +44,7 @@ static server_http_res_ptr send(const state_cache & cache, const std::string & u
     }
     auto place = desk->begin_sending();
     if (place == nullptr) {
-        return refuse("other conversations are being handed over: try again in a while", ERROR_TYPE_UNAVAILABLE);
+        return busy();
     }
     std::unique_ptr<kvtier::handover_source> opened;
     if (const kvtier::status s = desk->open(user, from.hash, opened); !s.is_ok()) {
