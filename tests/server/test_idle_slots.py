@@ -12,9 +12,9 @@ from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
 
-FLAGS = ("--parallel", "3", "--ctx-size", "8192", "-ctk", "f32", "-ctv", "f32", "-fa", "off")
+FLAGS = ("--parallel", "3", "--ctx-size", "8192", "-b", "512", "-ctk", "f32", "-ctv", "f32", "-fa", "off")
 UNIFIED = ("--kv-unified",)
-LONG = 1200  # tokens: such a prompt is slowed down by what other slots hold
+LONG = 1200  # tokens, more than a batch: such a prompt is slowed down by what other slots hold
 TIE = 0.1
 
 

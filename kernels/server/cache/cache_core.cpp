@@ -23,8 +23,7 @@ static constexpr int most_anchors = 8;
 // What copies slow an answer by is little of one that goes on for longer.
 static constexpr double most_rest_s = 2;
 
-// Tokens to evaluate, and how long a slot has been idle: what it holds is then in the way.
-static constexpr size_t long_prompt  = 1024;
+// How long a slot has been idle when what it holds is in the way.
 static constexpr double long_rest_ms = 10000;
 
 //
@@ -384,7 +383,7 @@ void cache_core::replaced(const slot_view & slot) {
 }
 
 // What idle slots hold slows everybody down where slots share their cells: attention looks at the cells of all. It goes where the request
-// has no use for it and it comes back from RAM in less time than it costs: that of a long prompt, or of many turns.
+// has no use for it and it comes back from RAM in less time than it costs: that of a prompt of several batches, or of many turns.
 bool cache_core::is_in_the_way(const slot_view & idle, const slot_view & slot, const server_task & task) const {
     const turn & t = turns[static_cast<size_t>(idle.id)];
     if (!cells_unified || draft_ctx != nullptr || idle.prompt.tokens.empty() || !t.exact || !task.cache || !task.cache->is_looked_up()) {
@@ -398,7 +397,7 @@ bool cache_core::is_in_the_way(const slot_view & idle, const slot_view & slot, c
         return false;
     }
     const size_t n_have = std::max({ ticket.target.n_tokens(), ticket.shared.n_tokens, offer_of(slot).reusable(ticket.tokens) });
-    if (ticket.tokens.size() < n_have + long_prompt && t.resting.ms() < long_rest_ms) {
+    if (ticket.tokens.size() <= n_have + llama_n_batch(target_ctx) && t.resting.ms() < long_rest_ms) {
         return false;
     }
     const sequence_scope scope = board.scope(idle.id);
