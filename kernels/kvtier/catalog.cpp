@@ -25,8 +25,8 @@ match catalog::lookup(const lookup_request & request) const {
     out.conversation = request.conversation != 0 ? request.conversation : conversation_hash(request.tokens, request.n_tokens);
     const key    root  = root_key(request.root);
     const size_t limit = std::min(request.limit, request.n_tokens);
-    const uint64_t number = ++n_lookups;
-    count.lookups++;
+    const uint64_t number = request.counted ? ++n_lookups : 0;
+    count.lookups += request.counted;
 
     shared_lock       guard(mu);
     const walk_result path = graph.index.walk(out.name_space, root, request.tokens, request.n_tokens, limit);
@@ -47,8 +47,8 @@ match catalog::lookup(const lookup_request & request) const {
     if (out.n_tokens == 0) {
         return out;
     }
-    count.hits++;
-    count.tokens_found += out.n_tokens;
+    count.hits         += request.counted;
+    count.tokens_found += request.counted ? out.n_tokens : 0;
 
     gather(out, last);
     const conversation * known = graph.find({ out.name_space, out.conversation });
@@ -57,7 +57,9 @@ match catalog::lookup(const lookup_request & request) const {
     for (const matched_run & r : out.runs) {
         if (r.node->owner != previous) {
             previous = r.node->owner;
-            previous->looked_up = number;
+            if (request.counted) {
+                previous->looked_up = number;
+            }
             if (known != nullptr && previous->users.count(known) != 0) {
                 out.kind = match_kind::conversation;
             }

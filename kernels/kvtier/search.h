@@ -27,6 +27,7 @@ struct lookup_request {
     size_t        limit    = 0;     // tokens of use at most; n_tokens - 1 where the last one must be evaluated
     bool          folded   = false; // the model restores at anchors only
     uint64_t      conversation = 0; // it belongs to; 0: that of its first tokens
+    bool          counted  = true;  // false: nobody asks for it now, and it is no reason to keep what is found
 };
 
 enum class match_source : uint8_t { none, hot, warm, cold };

@@ -239,6 +239,15 @@ kvtier::match sequence_store::find(const sequence_scope & scope, const std::vect
     return store_->lookup(question(scope, tokens, limit, conversation));
 }
 
+bool sequence_store::is_in_ram(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t n_tokens,
+                               uint64_t conversation) const {
+    kvtier::lookup_request asked = question(scope, tokens, n_tokens, conversation);
+    asked.counted = false;
+    const kvtier::match found = store_->lookup(asked);
+    return (found.n_tokens == n_tokens && found.bytes_disk == 0) ||
+           (coming(scope, tokens, n_tokens).n_tokens == n_tokens && writer_->last_error().empty());
+}
+
 kvtier::writer::promise sequence_store::coming(const sequence_scope & scope, const std::vector<kvtier::token> & tokens,
                                                size_t limit) const {
     return writer_->coming(root(scope), tokens.data(), limit);

@@ -139,6 +139,9 @@ public:
     kvtier::lookup_request question(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit,
                                     uint64_t conversation) const;
 
+    // Whether the state of a sequence's first n_tokens can be had back without the disk, unless the writer fails to write it.
+    bool is_in_ram(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t n_tokens, uint64_t conversation) const;
+
     // What find would find more once the writer is done with it.
     kvtier::writer::promise coming(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit) const;
 

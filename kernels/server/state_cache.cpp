@@ -263,9 +263,9 @@ bool state_cache::is_in_the_way(const slot_view & idle, const slot_view & slot, 
     return c && c->is_in_the_way(idle, slot, task);
 }
 
-void state_cache::cleared(const slot_view & slot) const {
+void state_cache::cleared(const slot_view & slot, const server_task & task) const {
     if (const auto c = core()) {
-        c->cleared(slot);
+        c->cleared(slot, task);
     }
 }
 

@@ -61,7 +61,7 @@ struct slot_view {
     const std::vector<common_adapter_lora_info> & lora;
     const server_task *                           task;    // null: idle
     int32_t                                       n_ctx;
-    bool                                          shifted; // tokens have been moved by a context shift
+    bool                                          full;    // of tokens: they have been moved by a context shift, if that is on
 };
 
 struct slot_candidate {
@@ -134,7 +134,7 @@ public:
         for (auto & other : slots) {
             if (other.id != slot.id && !other.is_processing() && is_in_the_way(other.view(), slot, task)) {
                 other.prompt_clear();
-                cleared(other.view());
+                cleared(other.view(), task);
             }
         }
         return restore(slot, prompt, task, make_room);
@@ -164,7 +164,7 @@ public:
     void failed(const Slots & slots, int how, std::string & error) const {
         error = how == 2 ? stopping_message : error;
         for (const auto & slot : slots) {
-            if (how == 2) {
+            if (how == 2 || (how == 1 && !error.empty())) {
                 interrupted(slot.view());
             } else if (how < 0) {
                 distrust(slot.view());
@@ -237,7 +237,7 @@ private:
     void                        interrupted(const slot_view & slot) const;
     void                        distrust(const slot_view & slot) const;
     bool                        is_in_the_way(const slot_view & idle, const slot_view & slot, const server_task & task) const;
-    void                        cleared(const slot_view & slot) const;
+    void                        cleared(const slot_view & slot, const server_task & task) const;
     cache_report                restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                                         const std::function<bool()> & make_room) const;
     int                         choose_among(const std::vector<slot_candidate> & slots, const server_task & task) const;

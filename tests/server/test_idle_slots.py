@@ -62,3 +62,10 @@ def test_what_would_have_to_come_from_the_disk_stays(serve: Serve, kv: Path) -> 
     server.post("/cache/flush", {})
     server.complete(prompt(server, 2, LONG), 4)
     assert server.complete(first, 4).source == "slot"
+
+
+def test_looking_at_idle_slots_is_no_hit(serve: Serve, kv: Path) -> None:
+    server = serve(toy("dense"), *FLAGS, *UNIFIED, cache=kv)
+    for number in range(3):
+        server.complete(prompt(server, number, LONG), 4)
+    assert server.cache()["counters"]["hits"] == 0

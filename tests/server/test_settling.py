@@ -75,3 +75,13 @@ def test_another_slot_goes_on_from_what_is_not_written(serve: Serve, kv: Path) -
     again = server.complete(said)
     assert again.source == "hot" and again.reused >= len(said) - 31
     assert len(anchors(kv)) == 0
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid-moe"])
+def test_a_prompt_whose_answer_fills_the_context_is_stored(serve: Serve, kv: Path, kind: str) -> None:
+    """Upstream says of such an answer that it was cut off, as it does of tokens that it has moved."""
+    server = serve(toy(kind), "--parallel", "1", "--ctx-size", "512", "--cache-ssd-page-size", "32", cache=kv)
+    said = server.tokens(TEXT)[:500]
+    server.complete(said, 64, ignore_eos=True)
+    server.complete(server.tokens("Other words")[::-1], 2)
+    assert server.complete(said, 2).reused >= 490

@@ -36,7 +36,7 @@ cache_core::cache_core(const common_params & params, llama_context * target, lla
     n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
     checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)),
     anchors_shelved(draft == nullptr && ((llama_state_parts(target) & LLAMA_STATE_PART_ROWS) || checkpoints_exact)),
-    rest_ms(1000 * std::min(params.cache_ssd.settle_seconds, most_rest_s)),
+    shifts(params.ctx_shift), rest_ms(1000 * std::min(params.cache_ssd.settle_seconds, most_rest_s)),
     min_similarity(params.slot_prompt_similarity),
     cells_unified(params.kv_unified), cells_shareable(params.kv_unified && !params.ctx_shift && draft == nullptr), queue(queue),
     board(static_cast<size_t>(params.n_parallel), static_cast<size_t>(std::clamp(params.n_ctx_checkpoints, 0, most_anchors))),
@@ -400,17 +400,26 @@ bool cache_core::is_in_the_way(const slot_view & idle, const slot_view & slot, c
     if (ticket.tokens.size() <= n_have + llama_n_batch(target_ctx) && t.resting.ms() < long_rest_ms) {
         return false;
     }
-    const sequence_scope scope = board.scope(idle.id);
-    const kvtier::match  found = stores.target->find(scope, t.tokens, t.tokens.size(), t.conversation.hash);
-    return (found.n_tokens == t.tokens.size() && found.bytes_disk == 0) ||
-           stores.target->coming(scope, t.tokens, t.tokens.size()).n_tokens == t.tokens.size();
+    // The next prompt may part from it at its last message.
+    size_t n_before = 0;
+    for (const uint32_t n : offer.anchors) {
+        n_before = n < t.tokens.size() ? std::max<size_t>(n_before, n) : n_before;
+    }
+    const auto is_in_ram = [&](size_t n_tokens) {
+        return stores.target->is_in_ram(board.scope(idle.id), t.tokens, n_tokens, t.conversation.hash);
+    };
+    return is_in_ram(t.tokens.size()) && (n_before == 0 || is_in_ram(n_before));
 }
 
-void cache_core::cleared(const slot_view & slot) {
+// For a request, which may have been about to share what the slot held.
+void cache_core::cleared(const slot_view & slot, const server_task & task) {
     prefixes->forget(slot.id);
     board.anchors.clear(slot.id);
     turn_of(slot).tokens.clear();
     board.offer(slot.id, offer_of(slot));
+    if (task.cache->shared.slot == slot.id) {
+        task.cache->shared = {};
+    }
 }
 
 // The request has no prompt to keep, or nobody knows its user: what a user left in the slot is not for it.

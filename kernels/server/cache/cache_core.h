@@ -46,7 +46,7 @@ public:
     cache_report restore(const slot_view & slot, server_prompt & prompt, const server_task & task,
                          const std::function<bool()> & make_room);
     bool         is_in_the_way(const slot_view & idle, const slot_view & slot, const server_task & task) const;
-    void         cleared(const slot_view & slot);
+    void         cleared(const slot_view & slot, const server_task & task);
     bool         is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on);
     bool         takes_anchors(const slot_view & slot);
     bool         is_cut(int id_slot, size_t n_tokens) const;
@@ -162,6 +162,7 @@ private:
     const int32_t         n_swa;
     const bool            checkpoints_exact;  // upstream's; see llama_state_has_window
     const bool            anchors_shelved;    // of each slot: they are far smaller than its whole state, and upstream keeps none
+    const bool            shifts;             // tokens are moved when a context is full
     const double          rest_ms;            // how long an answer may go on before the end of its prompt is handed over
     const float           min_similarity;     // of a slot's tokens to a prompt, for it to be worth choosing
     const bool            cells_unified;      // all slots' cells lie in one cache

@@ -16,7 +16,7 @@ using kvtier::status;
 
 // Tokens that upstream moved to other positions are state that no evaluation of the prompt would give.
 void cache_core::note_use(const slot_view & slot, turn & t) {
-    if (slot.shifted || slot.stats.n_prompt_cached > t.n_reusable) {
+    if ((slot.full && shifts) || slot.stats.n_prompt_cached > t.n_reusable) {
         t.exact = false;
     }
 }
@@ -117,7 +117,8 @@ void cache_core::evaluated(const slot_view & slot) {
     // A long prompt is handed over in parts, so that it never overfills the queue and a crash costs little of it. Its last part rests
     // while the answer begins: a short one should not be slowed by copies that can as well be made after it.
     const size_t n_new = slot.prompt.tokens.size() - std::min(std::max(t.n_saved, t.n_refused), slot.prompt.tokens.size());
-    if (whole ? slot.stats.t_gen_ms() < rest_ms : n_new < chunk_tokens(slot)) {
+    const bool is_last = slot.prompt.tokens.size() + 1 >= static_cast<size_t>(slot.n_ctx); // Behind it, tokens may be moved.
+    if (whole ? slot.stats.t_gen_ms() < rest_ms && !is_last : n_new < chunk_tokens(slot)) {
         return;
     }
     t.prompt_saved = whole;
