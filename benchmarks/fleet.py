@@ -1,13 +1,15 @@
 """How much do several servers evaluate again, behind which router, and what if one of them dies?
 
     python -m benchmarks.fleet [MODEL] [--routers haproxy,nginx,sglang-router,round-robin] [--agents 24] [--turns 6]
-                               [--kill] [--shared DIR] [--sglang PYTHON]
+                               [--pause SECONDS] [--kill] [--shared DIR] [--sglang PYTHON]
 
 Agents with one system prompt talk to three servers, all at once, each turn with the whole history. The routers are
 started from what `llama-run fleet config` prints. Counted are prompt tokens that were evaluated for each one that is
-new: what a prompt has beyond the agent's last one and its answer, and the system prompt once, which without a shared
-tier each server has to evaluate. With --kill, the first server is killed when half of the turns are answered. The round
-robin is the client's own.
+new: what a prompt has beyond the agent's last one and the tokens of its answer, and the system prompt once, which
+all servers evaluate that are asked at the same moment. (An answer's text may come back as other tokens than those that
+were generated, of a toy more often than of a trained model: from there on a prompt is new.) With --pause, an agent
+is busy with its tools for so long between two turns. With --kill, the first server is killed when half of the turns
+are answered. The round robin is the client's own.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -28,7 +32,7 @@ from pathlib import Path
 
 import requests
 
-from benchmarks.peers import Server, free_port
+from benchmarks.peers import Server
 from benchmarks.text import tool_schemas, words
 from pyrun import console
 from pyrun.errors import UserError
@@ -41,6 +45,7 @@ SLOTS = 4
 ANSWER_TOKENS = 16
 TURN_WORDS = 40  # some 90 tokens of a toy
 ROUND_ROBIN = "round-robin"
+Messages = list[dict[str, str]]
 START_SECONDS = 60
 SYSTEM = {"role": "system", "content": "You are an agent with tools.\n" + tool_schemas(120, "fleet")}
 TRIES = 20  # of a request whose server died: the vendors' clients try again, too
@@ -50,9 +55,8 @@ TRIES = 20  # of a request whose server died: the vendors' clients try again, to
 class Turn:
     agent: int
     number: int
-    n_prompt: int
+    n_new: int
     n_evaluated: int
-    n_answer: int
     failures: int  # requests before the one that was answered
 
 
@@ -67,12 +71,7 @@ class Outcome:
     @property
     def n_new(self) -> int:
         """What one server that forgets nothing would have to evaluate."""
-        total = self.n_system
-        before = dict.fromkeys(range(len(self.turns)), self.n_system)
-        for turn in sorted(self.turns, key=lambda t: (t.agent, t.number)):
-            total += turn.n_prompt - before[turn.agent]
-            before[turn.agent] = turn.n_prompt + turn.n_answer
-        return total
+        return self.n_system + sum(turn.n_new for turn in self.turns)
 
     @property
     def n_evaluated(self) -> int:
@@ -89,13 +88,22 @@ class Outcome:
         )
 
 
-def ask(url: str, agent: int, messages: list[dict[str, str]]) -> tuple[dict[str, int], str, int]:
+@dataclass
+class Answer:
+    text: str
+    tokens: list[int]
+    n_evaluated: int  # of the prompt
+    failures: int
+
+
+def ask(url: str, agent: int, messages: Messages) -> Answer:
     """Sends it again when its server dies, as clients do."""
     body = {
         "model": "toy",
         "messages": messages,
         "max_tokens": ANSWER_TOKENS,
         "temperature": 0,
+        "logprobs": True,  # The tokens are named there.
         "prompt_cache_key": f"agent-{agent}",
     }
     for failures in range(TRIES):
@@ -103,38 +111,55 @@ def ask(url: str, agent: int, messages: list[dict[str, str]]) -> tuple[dict[str,
             answer = requests.post(f"{url}/v1/chat/completions", json=body, timeout=600)
             if answer.status_code == 200:
                 told = answer.json()
-                return told["timings"], str(told["choices"][0]["message"]["content"] or ""), failures
+                (choice,) = told["choices"]
+                tokens = [int(one["id"]) for one in choice["logprobs"]["content"]]
+                text = str(choice["message"]["content"] or "")
+                return Answer(text, tokens, told["timings"]["prompt_n"], failures)
         time.sleep(0.5)
     raise UserError(f"{url} does not answer any more")
 
 
-def run_agents(outcome: Outcome, url_of: Callable[[], str], agents: int, turns: int, half: threading.Event) -> None:
+def run_agents(
+    outcome: Outcome, url_of: Callable[[], str], counter: Server, half: threading.Event, options: argparse.Namespace
+) -> None:
+    """The counter says what messages are as tokens."""
+    system = system_tokens(counter)
+    outcome.n_system = len(system)
+
     def run(agent: int) -> None:
-        messages = [SYSTEM]
-        for number in range(turns):
+        messages, known = [SYSTEM], system
+        for number in range(options.turns):
             messages.append({"role": "user", "content": words(TURN_WORDS, (agent, number))})
-            timings, text, failures = ask(url_of(), agent, messages)
-            messages.append({"role": "assistant", "content": text})
-            n_prompt = timings["cache_n"] + timings["prompt_n"]
-            outcome.turns.append(Turn(agent, number, n_prompt, timings["prompt_n"], timings["predicted_n"], failures))
-            if len(outcome.turns) * 2 >= agents * turns:
+            prompt = prompt_tokens(counter, messages)
+            answer = ask(url_of(), agent, messages)
+            messages.append({"role": "assistant", "content": answer.text})
+            n_new = len(prompt) - n_common(prompt, known)
+            known = prompt + answer.tokens
+            outcome.turns.append(Turn(agent, number, n_new, answer.n_evaluated, answer.failures))
+            if len(outcome.turns) * 2 >= options.agents * options.turns:
                 half.set()
+            time.sleep(options.pause)
 
     began = time.monotonic()
-    with ThreadPoolExecutor(agents) as pool:
-        for done in [pool.submit(run, agent) for agent in range(agents)]:
+    with ThreadPoolExecutor(options.agents) as pool:
+        for done in [pool.submit(run, agent) for agent in range(options.agents)]:
             done.result()
     outcome.seconds = time.monotonic() - began
 
 
-def count_system(server: Server) -> int:
-    """The tokens that all prompts begin with."""
-    tokens = []
-    for word in ("one", "two"):
-        messages = [SYSTEM, {"role": "user", "content": word}]
-        prompt = server.post("/apply-template", {"messages": messages})["prompt"]
-        tokens.append(server.post("/tokenize", {"content": prompt, "add_special": True})["tokens"])
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*tokens, strict=False)))
+def prompt_tokens(server: Server, messages: Messages) -> list[int]:
+    prompt = server.post("/apply-template", {"messages": messages})["prompt"]
+    return list(server.post("/tokenize", {"content": prompt, "add_special": True})["tokens"])
+
+
+def n_common(some: list[int], others: list[int]) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
+
+
+def system_tokens(server: Server) -> list[int]:
+    """What all prompts begin with."""
+    one, two = (prompt_tokens(server, [SYSTEM, {"role": "user", "content": word}]) for word in ("one", "two"))
+    return one[: n_common(one, two)]
 
 
 def router_command(router: Router, file: Path, sglang: str) -> list[str]:
@@ -144,6 +169,16 @@ def router_command(router: Router, file: Path, sglang: str) -> list[str]:
     if program is None:
         raise UserError(f"{router} is not installed")
     return [program, "-f", str(file)] if router == "haproxy" else [program, "-c", str(file), "-g", "daemon off;"]
+
+
+def router_port() -> int:
+    """With the next one, where sglang-router tells its figures. Higher ones are given to connections by the system."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as own, socket.socket() as following:
+            own.bind(("127.0.0.1", port))
+            following.bind(("127.0.0.1", port + 1))
+            return port
 
 
 @contextlib.contextmanager
@@ -161,7 +196,7 @@ def routed(
 
         yield next_url
         return
-    port = free_port()
+    port = router_port()
     url = f"http://127.0.0.1:{port}"
     file = folder / f"{router}.conf"
     fleet = parse_fleet([s.url for s in servers], f"127.0.0.1:{port}", slots=SLOTS, shared=options.shared)
@@ -209,11 +244,10 @@ def measure(router: str, model: Path, folder: Path, options: argparse.Namespace)
     try:
         for server in servers:
             server.start()
-        outcome.n_system = count_system(servers[0])
         with routed(router, servers, folder, options) as url_of:
             if options.kill:
                 threading.Thread(target=kill_one, daemon=True).start()
-            run_agents(outcome, url_of, options.agents, options.turns, half)
+            run_agents(outcome, url_of, servers[-1], half, options)
         outcome.by_server = [int(s.get("/cache")["requests"]["finished"]) if s.is_running() else -1 for s in servers]
     finally:
         for server in servers:
@@ -228,6 +262,7 @@ def main() -> None:
     parser.add_argument("--routers", default=",".join((*ROUTERS, ROUND_ROBIN)))
     parser.add_argument("--agents", type=int, default=24)
     parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between an answer and the next turn")
     parser.add_argument("--kill", action="store_true", help="kill a server in the middle")
     parser.add_argument("--shared", help="the folder of a shared tier")
     parser.add_argument("--sglang", default="python", help="a Python that has sglang-router")

@@ -5,6 +5,8 @@
 #include "kvtier/store_rooms.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <sstream>
@@ -31,6 +33,15 @@ static std::map<std::string, std::string> lines_of(const std::string & facts) {
     return out;
 }
 
+// Numbers are written down to the last bit, in hexadecimal, which nobody reads.
+static std::string readable(const std::string & value) {
+    char *       end    = nullptr;
+    const double number = std::strtod(value.c_str(), &end);
+    char         text[32];
+    (void) std::snprintf(text, sizeof(text), "%.9g", number);
+    return value.compare(0, 2, "0x") == 0 && *end == '\0' ? text : value;
+}
+
 // Their names are not repeated, and of their values no more than a line's worth: who knows what is in them.
 std::string difference_of(const std::string & theirs, const std::string & ours) {
     static constexpr size_t max_shown = 64;
@@ -43,7 +54,7 @@ std::string difference_of(const std::string & theirs, const std::string & ours) 
             c = static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
         }
         if (found == there.end() || found->second != here) {
-            out += (out.empty() ? "" : ", ") + name + " is " + value + " there and " + here + " here";
+            out += (out.empty() ? "" : ", ") + name + " is " + readable(value) + " there and " + readable(here) + " here";
         }
     }
     return out;

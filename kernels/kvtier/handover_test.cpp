@@ -225,16 +225,16 @@ TEST(another_model_is_refused_with_the_difference) {
     two_stores    s;
     store_options other = s.m.options();
     other.fingerprint[3] ^= 1;
-    other.facts = "model=llama 1B\ntype_k=q8_0\ntype_v=f16\n";
+    other.facts = "model=llama 1B\nrope_freq_base=0x1.388p+13\ntype_k=q8_0\ntype_v=f16\n";
     store_options ours  = s.m.options();
-    ours.facts  = "model=llama 1B\ntype_k=f16\ntype_v=f16\n";
+    ours.facts  = "model=llama 1B\nrope_freq_base=0x1.86ap+16\ntype_k=f16\ntype_v=f16\n";
     s.a.reset();
     s.a = open(s.disk_a, ours);
     s.b.reset();
     s.b = open(s.disk_b, other);
     const status refused = s.hand_over(s.stream());
     CHECK(refused.is_incompatible());
-    CHECK(contains(refused.message(), "type_k is f16 there and q8_0 here"));
+    CHECK(contains(refused.message(), "rope_freq_base is 100000 there and 10000 here, type_k is f16 there and q8_0 here"));
     CHECK(!contains(refused.message(), "type_v"));
 }
 

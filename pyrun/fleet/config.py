@@ -89,14 +89,17 @@ def start_lines(fleet: Fleet) -> list[str]:
 def _sglang_router(fleet: Fleet) -> str:
     if any(server.is_encrypted for server in fleet.servers):
         raise UserError("sglang-router asks its servers without TLS here", "use haproxy or nginx for https servers")
-    # It compares the text of prompts, so it needs no names. A prompt that has little in common with what any server
-    # had goes to the one that had least. All agents with one long system prompt look alike to it: what keeps them from
-    # one server is the balance, which is set by what a server can do at once. Less would move conversations about.
+    # It compares the text of prompts, so it needs no names. A prompt that has less in common with what any server had
+    # goes to the one that had least. All agents with one long system prompt look alike to it: what keeps them from one
+    # server is the balance, which is set by what a server can do at once. Less would move conversations about. A second
+    # turn may have but three quarters of its text from the first one: where a conversation that is moved is evaluated
+    # again, that is enough to stay; with a shared tier it may go where there is less to do.
+    threshold = 0.85 if fleet.shared else 0.5
     words = [
         "exec python -m sglang_router.launch_router",
         f"--host {shlex.quote(fleet.listen.host)} --port {fleet.listen.port}",
         "--worker-urls " + " ".join(shlex.quote(server.url) for server in fleet.servers),
-        "--policy cache_aware --cache-threshold 0.85",
+        f"--policy cache_aware --cache-threshold {threshold}",
         f"--balance-abs-threshold {3 * fleet.slots} --balance-rel-threshold 1.1",
         "--request-timeout-secs 3600 --worker-startup-timeout-secs 600",
         "--health-check-endpoint /health --health-check-interval-secs 5",

@@ -72,6 +72,9 @@ def test_by_user_no_conversation_counts() -> None:
 def test_only_with_a_shared_tier_conversations_are_moved_for_balance() -> None:
     assert "hash-balance-factor" not in write_config("haproxy", parse_fleet(URLS, "127.0.0.1:9000"))
     assert "hash-balance-factor" in write_config("haproxy", parse_fleet(URLS, "127.0.0.1:9000", shared="/mnt/x"))
+    assert "--cache-threshold 0.5 " in write_config("sglang-router", parse_fleet(URLS, "127.0.0.1:9000"))
+    shared = parse_fleet(URLS, "127.0.0.1:9000", shared="/mnt/x")
+    assert "--cache-threshold 0.85 " in write_config("sglang-router", shared)
 
 
 def test_servers_are_started_with_the_shared_tier_and_the_header() -> None:

@@ -132,6 +132,10 @@ bool shared_tier::hangs() const {
     return own->watch->longest() >= options.timeout;
 }
 
+status shared_tier::no_answer() const {
+    return status::io_error(options.dir + ": does not answer");
+}
+
 void shared_tier::note_trouble(const status & problem) {
     mutex_lock guard(mu);
     counted.stalls += hangs() && !is_off;
@@ -143,7 +147,7 @@ void shared_tier::note_trouble(const status & problem) {
 // While a call hangs, the time that the tier is off begins anew.
 bool shared_tier::is_usable() {
     if (hangs()) {
-        note_trouble(status::io_error(options.dir + ": does not answer"));
+        note_trouble(no_answer());
     }
     mutex_lock guard(mu);
     return clock::now() >= off_until;
@@ -190,7 +194,7 @@ shared_stats shared_tier::stats() const {
     mutex_lock                 guard(mu);
     shared_stats               out = counted;
     out.is_on    = is_seen && !is_off && !hangs();
-    out.why      = is_off ? why_off : !is_seen ? "the folder has not been looked at yet"
+    out.why      = is_off ? why_off : hangs() ? no_answer().message() : !is_seen ? "the folder has not been looked at yet"
                  : why_unpublished.empty() ? why_unreadable : why_unpublished;
     out.n_files  = there.n_files;
     out.bytes    = there.bytes;

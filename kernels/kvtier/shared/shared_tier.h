@@ -166,6 +166,7 @@ private:
     // whether it is on
     bool is_usable();
     bool hangs() const;
+    status no_answer() const;
     void note_trouble(const status & problem);
     void tell_change();
     void tell_unreadable(const folder_look & found);
