@@ -243,9 +243,10 @@ bool sequence_store::is_in_ram(const sequence_scope & scope, const std::vector<k
                                uint64_t conversation) const {
     kvtier::lookup_request asked = question(scope, tokens, n_tokens, conversation);
     asked.counted = false;
+    // In this order: what the writer is done with meanwhile is found.
+    const bool          comes = coming(scope, tokens, n_tokens).n_tokens == n_tokens && writer_->last_error().empty();
     const kvtier::match found = store_->lookup(asked);
-    return (found.n_tokens == n_tokens && found.bytes_disk == 0) ||
-           (coming(scope, tokens, n_tokens).n_tokens == n_tokens && writer_->last_error().empty());
+    return comes || (found.n_tokens == n_tokens && found.bytes_disk == 0);
 }
 
 kvtier::writer::promise sequence_store::coming(const sequence_scope & scope, const std::vector<kvtier::token> & tokens,

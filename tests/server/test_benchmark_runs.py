@@ -31,7 +31,7 @@ def command(out: Path, model: str, *words: str) -> list[str]:
 
 def benchmark(out: Path, model: str, *words: str) -> subprocess.CompletedProcess[str]:
     result = subprocess.run(
-        command(out, model, *words), cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+        command(out, model, *words), cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=500
     )
     assert "Traceback" not in result.stderr, result.stderr
     assert not list(out.with_name("caches").iterdir()), "state was left behind"

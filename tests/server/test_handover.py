@@ -243,7 +243,7 @@ def test_a_receiver_that_dies_in_between_keeps_what_came_and_asks_for_the_rest(s
     assert there.complete(longer).said == here.complete(longer).said
     there.kill()
     there = serve(toy("dense"), *FLAGS, cache=tmp_path / "b")
-    assert there.conversations()[0]["hash"] == name
+    assert name in {one["hash"] for one in there.conversations()}
 
 
 def test_a_full_budget_refuses_and_says_so(serve: Serve, tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from toys.corpus import TEXT
 pytestmark = pytest.mark.server
 
 # Small batches: the first prompt is evaluated for long enough to be met half-way.
-FLAGS = ["--parallel", "4", "--ctx-size", "16384", "-b", "128", "-ub", "128"]
+FLAGS = ["--parallel", "4", "--ctx-size", "16384", "-b", "64", "-ub", "64"]
 FLAGS += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
 PAGES = ("--cache-ssd-page-size", "32")
-N_SHARED = 1500
+N_SHARED = 2000
 
 
 def prompts(server: CacheServer, n: int = 3) -> list[list[int]]:
@@ -72,7 +72,7 @@ def test_who_comes_during_the_answer_goes_on_from_its_prompt(serve: Serve, kv: P
     """The end of a prompt is handed over when somebody wants it, though its answer has just begun."""
     server = serve(toy(kind), *FLAGS, *PAGES, "--no-kv-unified", cache=kv)
     asked = prompts(server, 2)
-    body = {"prompt": asked[0], "n_predict": 1500, "ignore_eos": True, "stream": True}
+    body = {"prompt": asked[0], "n_predict": 1900, "ignore_eos": True, "stream": True}
     with requests.post(f"{server.url}/completion", json=body, stream=True, timeout=60 * PATIENCE) as first:
         lines = first.iter_lines()
         next(lines)

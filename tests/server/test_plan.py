@@ -108,28 +108,31 @@ def test_a_full_queue_is_503_and_the_clients_own_retry_succeeds(serve: Serve, kv
     server = serve(smollm2(), *flags, cache=kv)
     server.chat(prompt(0, 20), max_tokens=32, ignore_eos=True)
     long: dict[str, Any] = {"messages": prompt(1, 20), "max_tokens": 120, "ignore_eos": True}
-    threads = [threading.Thread(target=server.post, args=("/v1/chat/completions", long)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    first = server.request("POST", "/v1/chat/completions", long | {"max_tokens": 1900, "stream": True}, stream=True)
+    second = threading.Thread(target=server.post, args=("/v1/chat/completions", long))
+    second.start()
     wait_until(lambda: server.cache()["plan"]["queue"]["waiting"] == 1, 30, "one is served and one waits")
     for path, extra in (("/v1/chat/completions", {"stream": True}), ("/v1/messages", {})):
         refused = server.request("POST", path, long | extra)
         assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1, refused.text
         assert "queue" in refused.json()["error"]["message"] and "context" not in refused.text
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=8)
-    answer = client.chat.completions.create(model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=4)
-    assert answer.choices[0].message.content is not None
-    for thread in threads:
-        thread.join()
-    assert server.cache()["plan"]["queue"]["refused_full"] >= 3
+    hi: Any = {"model": "any", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    with ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(lambda: client.chat.completions.create(**hi))
+        wait_until(lambda: server.cache()["plan"]["queue"]["refused_full"] >= 3, 60, "the client was refused")
+        first.close()
+        assert asked.result().choices[0].message.content is not None
+    second.join()
 
 
 def test_every_answer_of_a_request_takes_a_slot(serve: Serve, kv: Path) -> None:
-    server = serve(toy("dense"), *SHARED, "--max-queue", "0", cache=kv)
-    body = {"messages": prompt(1, 20), "n": 4, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    server = serve(toy("dense"), *SHARED, "--ctx-size", "16384", "--max-queue", "0", cache=kv)
+    body = {"messages": prompt(1, 20), "n": 4, "max_tokens": 3500, "ignore_eos": True, "stream": True}
     with requests.post(f"{server.url}/v1/chat/completions", json=body, stream=True, timeout=60) as answers:
         lines = answers.iter_lines()
-        wait_until(lambda: bool(next(lines)) and server.cache()["plan"]["queue"]["served"] == 4, 30, "all are served")
+        next(lines)
+        wait_until(lambda: server.cache()["plan"]["queue"]["served"] == 4, 30, "all are served")
         full = server.request("POST", "/v1/chat/completions", {"messages": prompt(2, 5), "max_tokens": 1})
         assert full.status_code == 503, full.text
     wait_until(lambda: server.cache()["plan"]["queue"]["served"] == 0, 30, "nobody is served")
@@ -158,7 +161,7 @@ def test_nothing_is_counted_twice_when_clients_leave(serve: Serve, kv: Path) -> 
     body = {"messages": prompt(1, 100), "max_tokens": 500, "ignore_eos": True}
     for _ in range(3):
         with pytest.raises(requests.RequestException):
-            requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=0.3)
+            requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=0.1)
     wait_until(lambda: server.cache()["plan"]["cells"]["free"] == CELLS, 60, "cells are given back")
     wait_until(lambda: server.cache()["plan"]["queue"]["waiting"] == 0, 60, "nobody waits")
 

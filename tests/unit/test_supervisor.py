@@ -87,10 +87,10 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 def test_slow_start_is_not_called_ready(run: Callable[..., Run]) -> None:
+    began = time.monotonic()
     one = run("--load-seconds", "1")
-    one.wait_for(State.STARTING)
-    assert State.READY not in [state for state, _ in one.states]
     one.wait_for(State.READY)
+    assert time.monotonic() - began >= 1 and one.states[0][0] is State.STARTING
     assert "fake: listening" in one.log.read_text()
 
 
@@ -118,7 +118,7 @@ def test_server_that_ignores_sigterm_is_killed(run: Callable[..., Run]) -> None:
 
 
 def test_server_is_not_killed_while_it_saves(run: Callable[..., Run]) -> None:
-    one = run("--save-seconds", "4", stop_seconds=1.0)
+    one = run("--save-seconds", "6", stop_seconds=3.0)
     one.wait_for(State.READY)
     one.stop()
     assert [state for state, _ in one.states][-3:] == [State.STOPPING, State.SAVING, State.STOPPED]
@@ -126,10 +126,11 @@ def test_server_is_not_killed_while_it_saves(run: Callable[..., Run]) -> None:
 
 
 def test_server_that_saves_for_ever_is_not_waited_for(run: Callable[..., Run]) -> None:
-    one = run("--save-seconds", "1000", stop_seconds=1.0, longest=3.0)
+    one = run("--save-seconds", "1000", stop_seconds=60.0, longest=3.0)
     one.wait_for(State.READY)
     one.stop()
-    assert one.states[-1] == (State.STOPPED, "killed after 3 s")
+    state, detail = one.states[-1]
+    assert state is State.STOPPED and detail.startswith("killed after ") and 3 <= int(detail.split()[2]) < 60
 
 
 def test_second_ctrl_c_is_heard(run: Callable[..., Run]) -> None:

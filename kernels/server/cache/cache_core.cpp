@@ -383,10 +383,14 @@ void cache_core::replaced(const slot_view & slot) {
 }
 
 // What idle slots hold slows everybody down where slots share their cells: attention looks at the cells of all. It goes where the request
-// has no use for it and it comes back from RAM in less time than it costs: that of a prompt of several batches, or of many turns.
+// has no use for it and it comes back from RAM in less time than it costs: that of a prompt of several batches, or of many turns. Of
+// sliding windows it stays: upstream finds no cell for several answers to a prompt that alone has filled the windows of all slots.
 bool cache_core::is_in_the_way(const slot_view & idle, const slot_view & slot, const server_task & task) const {
     const turn & t = turns[static_cast<size_t>(idle.id)];
-    if (!cells_unified || draft_ctx != nullptr || idle.prompt.tokens.empty() || !t.exact || !task.cache || !task.cache->is_looked_up()) {
+    if (!cells_unified || n_swa > 0 || draft_ctx != nullptr || idle.prompt.tokens.empty() || !t.exact) {
+        return false;
+    }
+    if (!task.cache || !task.cache->is_looked_up()) {
         return false;
     }
     const waited::timer  timed(times, wait_cause::lookup);

@@ -76,6 +76,12 @@ public:
 
     uint64_t evaluated() const { return n_evaluated; } // tokens
 
+    // Chats of which something is still to be evaluated.
+    size_t pending() const {
+        kvtier::mutex_lock guard(shared->mu);
+        return shared->jobs.size() + (shared->worked_on != nullptr);
+    }
+
 private:
     void forget_where(const std::function<bool(const job &)> & concerns);
     // What the threads share. Requests may outlive the warmer.

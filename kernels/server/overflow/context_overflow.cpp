@@ -242,6 +242,7 @@ common_json context_overflow::describe() const {
         { "messages_archived", left.n_left },
         { "messages_refused",  left.n_refused },
         { "tokens_ahead",      ahead.evaluated() },
+        { "pending_ahead",     ahead.pending() },
     };
 }
 
