@@ -83,7 +83,7 @@ class BusyServerError(InterruptedTransferError):
     def __init__(self, url: str, answer: requests.Response) -> None:
         super().__init__(f"{url} is busy: {_message(answer) or 'it says no more'}")
         value = answer.headers.get("Retry-After", "")
-        self.wait = min(float(value), MAX_WAIT_SECONDS) if value.isdigit() else 0.0
+        self.wait = min(float(value), MAX_WAIT_SECONDS) if value.isdecimal() else 0.0
 
 
 class Source(Protocol):

@@ -101,7 +101,7 @@ def test_a_busy_server_is_asked_again_after_the_time_that_it_names(tmp_path: Pat
     assert pauses == [7, 7, 7]
 
 
-@pytest.mark.parametrize(("retry_after", "longest"), [("", 8), ("soon", 8), ("99999", 30)])
+@pytest.mark.parametrize(("retry_after", "longest"), [("", 8), ("soon", 8), ("\xb2", 8), ("99999", 30)])
 def test_a_server_that_stays_busy_is_given_up_and_it_is_said(tmp_path: Path, retry_after: str, longest: float) -> None:
     pauses: list[float] = []
     with busy_server(TRIES, retry_after) as source, pytest.raises(UserError, match="is busy: others are being sent"):

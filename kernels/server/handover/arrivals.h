@@ -1,8 +1,8 @@
 // Conversations that come from another server, between the requests that bring their bytes.
 //
 // Each holds at most one part of its stream in memory. One whose sender was not heard of for a while is given up, and one that
-// somebody removes here ends: its sender is told as often as
-// he asks, for the answer may get lost, and does not bring back what was removed.
+// somebody removes here ends: its sender is told as often as he asks, for an answer may get lost, and does not bring
+// back what was removed.
 //
 // Thread safety: all functions may be called from any thread; a work belongs to one. It must outlive all works.
 #pragma once
