@@ -138,7 +138,8 @@ def run_agents(
             outcome.turns.append(Turn(agent, number, n_new, answer.n_evaluated, answer.failures))
             if len(outcome.turns) * 2 >= options.agents * options.turns:
                 half.set()
-            time.sleep(options.pause)
+            if number + 1 < options.turns:
+                time.sleep(options.pause)
 
     began = time.monotonic()
     with ThreadPoolExecutor(options.agents) as pool:

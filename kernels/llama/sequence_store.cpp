@@ -246,7 +246,7 @@ bool sequence_store::is_in_ram(const sequence_scope & scope, const std::vector<k
     // In this order: what the writer is done with meanwhile is found.
     const bool          comes = coming(scope, tokens, n_tokens).n_tokens == n_tokens && writer_->last_error().empty();
     const kvtier::match found = store_->lookup(asked);
-    return comes || (found.n_tokens == n_tokens && found.bytes_disk == 0);
+    return (comes || found.n_tokens == n_tokens) && found.bytes_disk == 0; // The writer has what is new alone.
 }
 
 kvtier::writer::promise sequence_store::coming(const sequence_scope & scope, const std::vector<kvtier::token> & tokens,

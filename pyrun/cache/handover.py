@@ -78,7 +78,7 @@ class InterruptedTransferError(Exception):
 
 
 class BusyServerError(InterruptedTransferError):
-    """The server has too much to do, and says for how long."""
+    """The server, or a router before it, cannot answer now, and may say for how long."""
 
     def __init__(self, url: str, answer: requests.Response) -> None:
         super().__init__(f"{url} is busy: {_message(answer) or 'it says no more'}")
@@ -166,7 +166,7 @@ class FilePlace:
     def _read(self, offset: int) -> Iterator[bytes]:
         with self.path.open("rb") as file:
             file.seek(offset)
-            while chunk := file.read(1 << 20):
+            while chunk := file.read(FIRST_BODY_BYTES):
                 yield chunk
 
     def chunks(self, head: Head, offset: int) -> Iterator[bytes]:
@@ -272,23 +272,24 @@ def next_body_bytes(size: int, seconds: float) -> int:
 
 def _carry(source: Source, sink: Sink, head: Head, wanted: Wanted, report: Report) -> Wanted:
     """Carries from one offset on, until the sink wants another one or the stream is cut."""
-    body, enough, began = b"", FIRST_BODY_BYTES, time.monotonic()
+    start, body = wanted, bytearray()
+    enough, began = FIRST_BODY_BYTES, time.monotonic()
     try:
         for chunk in source.chunks(head, wanted.offset):
             body += chunk
             if len(body) < enough and wanted.offset + len(body) < head.size:
                 continue
-            expected, sent = wanted.offset + len(body), body
-            body = b""
+            expected, sent = wanted.offset + len(body), bytes(body)
+            body.clear()
             wanted = sink.put(head, wanted.offset, sent)
             enough, began = next_body_bytes(enough, time.monotonic() - began), time.monotonic()
             report(wanted.offset, head.size)
             if wanted.is_complete or wanted.offset != expected:
                 return wanted
     except InterruptedTransferError:
-        if not body:  # What came before the cut is worth something.
+        if not body and wanted == start:  # What came before the cut is worth something.
             raise
-    return sink.put(head, wanted.offset, body) if body else wanted
+    return sink.put(head, wanted.offset, bytes(body)) if body else wanted
 
 
 def is_url(place: str) -> bool:

@@ -120,6 +120,13 @@ def test_a_file_arrives_whole_through_cuts_and_nothing_is_read_twice(tmp_path: P
     assert place.head().data == head.data
 
 
+def test_a_cut_behind_a_whole_body_costs_nothing(tmp_path: Path) -> None:
+    source, place = Flaky(stream(), 66_000), FilePlace(tmp_path / "x.state")
+    hand_over(source, place, quiet, source.pause)
+    assert place.path.read_bytes() == stream()
+    assert source.read == SIZE - HEAD_SIZE
+
+
 def test_a_slow_connection_loses_about_a_second_when_it_is_cut_and_a_fast_one_is_not_held_up() -> None:
     for speed in (20_000, 1_500_000, 100_000_000):  # bytes per second
         size, sizes = FIRST_BODY_BYTES, []

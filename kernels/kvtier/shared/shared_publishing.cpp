@@ -376,7 +376,7 @@ void shared_tier::publish_all() {
     why_unpublished     = problem.message();
 }
 
-// Ages are the folder's, for whoever evicts there. It need not know of every use.
+// Whoever evicts sees by a file's time that it was used. It need not know of every use.
 void shared_tier::touch_used(const std::vector<local_object> & used) {
     const auto names = std::make_shared<std::vector<shared_name>>();
     for (const local_object & object : used) {

@@ -20,11 +20,11 @@ using kvtier::status;
 // Of a slot, in RAM, where --ctx-checkpoints allows as many.
 static constexpr int most_anchors = 8;
 
-// What copies slow an answer by is little of one that goes on for longer.
-static constexpr double most_rest_s = 2;
+// An answer that goes on for longer loses little by copies that are made beside it.
+static constexpr double copies_after_s = 2;
 
 // How long a slot has been idle when what it holds is in the way.
-static constexpr double long_rest_ms = 10000;
+static constexpr double long_idle_ms = 10000;
 
 //
 // opening and closing
@@ -36,7 +36,7 @@ cache_core::cache_core(const common_params & params, llama_context * target, lla
     n_swa(params.swa_full ? 0 : llama_model_n_swa(llama_get_model(target))),
     checkpoints_exact((llama_state_parts(target) & LLAMA_STATE_PART_FOLDED) && !llama_state_has_window(target)),
     anchors_shelved(draft == nullptr && ((llama_state_parts(target) & LLAMA_STATE_PART_ROWS) || checkpoints_exact)),
-    shifts(params.ctx_shift), rest_ms(1000 * std::min(params.cache_ssd.settle_seconds, most_rest_s)),
+    shifts(params.ctx_shift), copies_after_ms(1000 * std::min(params.cache_ssd.settle_seconds, copies_after_s)),
     min_similarity(params.slot_prompt_similarity),
     cells_unified(params.kv_unified), cells_shareable(params.kv_unified && !params.ctx_shift && draft == nullptr), queue(queue),
     board(static_cast<size_t>(params.n_parallel), static_cast<size_t>(std::clamp(params.n_ctx_checkpoints, 0, most_anchors))),
@@ -401,7 +401,7 @@ bool cache_core::is_in_the_way(const slot_view & idle, const slot_view & slot, c
         return false;
     }
     const size_t n_have = std::max({ ticket.target.n_tokens(), ticket.shared.n_tokens, offer_of(slot).reusable(ticket.tokens) });
-    if (ticket.tokens.size() <= n_have + llama_n_batch(target_ctx) && t.resting.ms() < long_rest_ms) {
+    if (ticket.tokens.size() <= n_have + llama_n_batch(target_ctx) && t.idle_since.ms() < long_idle_ms) {
         return false;
     }
     // The next prompt may part from it at its last message.

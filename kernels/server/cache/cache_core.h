@@ -111,7 +111,7 @@ private:
         bool                       answering    = false; // its prompt is evaluated
         bool                       prompt_saved = false;
         bool                       shares_cells = false; // perhaps, with another slot
-        stopwatch                  resting;        // since the slot is idle
+        stopwatch                  idle_since;     // of the slot
         std::vector<anchor_copy>   anchors;        // taken, not handed over
         std::vector<uint32_t>      cuts;           // where they are taken: lengths of the prompt
         uint32_t                   n_anchored = 0; // tokens; where the last one was
@@ -163,7 +163,7 @@ private:
     const bool            checkpoints_exact;  // upstream's; see llama_state_has_window
     const bool            anchors_shelved;    // of each slot: they are far smaller than its whole state, and upstream keeps none
     const bool            shifts;             // tokens are moved when a context is full
-    const double          rest_ms;            // how long an answer may go on before the end of its prompt is handed over
+    const double          copies_after_ms;    // how long an answer may go on before the end of its prompt is handed over
     const float           min_similarity;     // of a slot's tokens to a prompt, for it to be worth choosing
     const bool            cells_unified;      // all slots' cells lie in one cache
     const bool            cells_shareable;    // between slots: they lie in one cache, and nobody moves them

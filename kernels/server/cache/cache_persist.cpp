@@ -118,7 +118,7 @@ void cache_core::evaluated(const slot_view & slot) {
     // while the answer begins: a short one should not be slowed by copies that can as well be made after it.
     const size_t n_new = slot.prompt.tokens.size() - std::min(std::max(t.n_saved, t.n_refused), slot.prompt.tokens.size());
     const bool is_last = slot.prompt.tokens.size() + 1 >= static_cast<size_t>(slot.n_ctx); // Behind it, tokens may be moved.
-    if (whole ? slot.stats.t_gen_ms() < rest_ms && !is_last : n_new < chunk_tokens(slot)) {
+    if (whole ? slot.stats.t_gen_ms() < copies_after_ms && !is_last : n_new < chunk_tokens(slot)) {
         return;
     }
     t.prompt_saved = whole;
@@ -201,8 +201,8 @@ void cache_core::released(const slot_view & slot, const request_times & took) {
     if (removed || !t.exact) {
         board.anchors.clear(slot.id);
     }
-    t.tokens  = tokens_of(slot.prompt.tokens);
-    t.resting = stopwatch();
+    t.tokens     = tokens_of(slot.prompt.tokens);
+    t.idle_since = stopwatch();
     board.offer(slot.id, offer_of(slot)); // It ends the handing over.
     // What may not be stored is nobody else's, either: it may be evaluated with other adapters, or for one user alone.
     const bool waited_for = t.store && t.exact && !removed ? prefixes->rest(slot.id, t.tokens) : prefixes->forget(slot.id);

@@ -45,6 +45,12 @@ std::unique_ptr<arrivals::work> arrivals::go_on(const kvtier::conversation_id & 
     return std::make_unique<work>(*this, id, std::move(found->second.intake), found->second.is_removed);
 }
 
+bool arrivals::is_worked_on(const kvtier::conversation_id & id) {
+    kvtier::mutex_lock guard(mu);
+    const auto         found = known.find(id);
+    return found != known.end() && found->second.is_busy;
+}
+
 void arrivals::put_back(work & done) {
     kvtier::mutex_lock guard(mu);
     if (done.intake == nullptr && !*done.is_removed) {

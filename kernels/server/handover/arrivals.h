@@ -49,6 +49,9 @@ public:
     // Null: it is not on its way, or a request works on it. It may have been removed.
     std::unique_ptr<work> go_on(const kvtier::conversation_id & id);
 
+    // Whether a request works on it.
+    bool is_worked_on(const kvtier::conversation_id & id);
+
     // Those that this says yes to end. When it returns nothing more of them is being stored.
     void remove(const std::function<bool(const kvtier::conversation_id & id)> & concerns);
 

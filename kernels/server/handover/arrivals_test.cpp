@@ -48,7 +48,7 @@ TEST(one_that_is_removed_is_not_gone_on_with_and_its_sender_is_told_as_often_as_
     {
         const auto on = all.go_on(id);
         CHECK(on != nullptr && on->intake != nullptr);
-        CHECK(all.go_on(id) == nullptr); // A request works on it.
+        CHECK(all.go_on(id) == nullptr && all.is_worked_on(id));
     }
     all.remove(is_it);
     for (int i = 0; i < 2; i++) { // The first answer may get lost.

@@ -92,7 +92,7 @@ server_http_res_ptr handover_desk::go_on(const kvtier::conversation_id & id, uin
                                          const std::string & bytes) {
     const auto on = coming.go_on(id);
     if (on == nullptr) {
-        return wrong_offset(0, "this conversation is not on its way to here: begin with its head");
+        return coming.is_worked_on(id) ? busy() : wrong_offset(0, "this conversation is not on its way to here: begin with its head");
     }
     if (on->intake == nullptr) {
         return was_removed();
