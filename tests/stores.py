@@ -103,6 +103,15 @@ def make_clone(root: Path) -> Path:
     return root
 
 
+def make_built_clone(root: Path) -> Path:
+    """It runs the server that was built here."""
+    make_clone(root)
+    (root / "llama.cpp" / "build").mkdir()
+    (root / "llama.cpp" / "build" / "cpu").symlink_to(ROOT / "llama.cpp" / "build" / "cpu")
+    (root / "pyrun").symlink_to(ROOT / "pyrun")
+    return root
+
+
 @contextmanager
 def holding(cache: Path) -> Iterator[int]:
     """Another process that has the store of MODEL open."""

@@ -52,7 +52,8 @@ def install_command(context: click.Context, model: str | None, only_print: bool)
     console.say(f"{path} is written")
     if not _systemctl("daemon-reload"):
         raise UserError("systemd does not answer for this user", "log in anew, or use `llama-run start` instead")
-    if not _systemctl("enable", "--now", NAME):
+    # One that runs already goes on with the unit as it was before, unless it is started anew.
+    if not (_systemctl("enable", NAME) and _systemctl("restart", NAME)):
         raise UserError("the service does not start", f"`journalctl --user -u {NAME}` says why")
     console.say("`llama-run service status` shows it; without a login it starts after: loginctl enable-linger")
 

@@ -12,7 +12,8 @@ MARK = "# Written by `llama-run service install`; `llama-run service remove` tak
 # Graphics cards stay usable, and drivers may make code at run time: neither PrivateDevices nor ProtectClock, which
 # closes all devices but clocks, nor MemoryDenyWriteExecute is among them. Nor is what drops capabilities
 # (CapabilityBoundingSet, ProtectKernelModules, ProtectKernelLogs): an ordinary user has none, and the user's manager
-# may not drop them, so that nothing would start (218/CAPABILITIES).
+# may not drop them, so that nothing would start (218/CAPABILITIES). The cache asks the kernel by mincore what of a file
+# is in memory. Any other call that is not allowed fails instead of ending the server: drivers have ways without it.
 SANDBOX = (
     "NoNewPrivileges=yes",
     "ProtectSystem=strict",
@@ -25,7 +26,8 @@ SANDBOX = (
     "RestrictNamespaces=yes",
     "LockPersonality=yes",
     "SystemCallArchitectures=native",
-    "SystemCallFilter=@system-service",
+    "SystemCallFilter=@system-service mincore",
+    "SystemCallErrorNumber=EPERM",
     "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK",
     "UMask=0077",
 )

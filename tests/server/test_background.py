@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import requests
-from backend import BINARY
 from cache_server import smollm2
-from helpers import ROOT, free_port, is_running
-from stores import make_clone, run
+from helpers import free_port, is_running
+from stores import make_built_clone, run
 
 pytestmark = pytest.mark.server
 
@@ -19,10 +18,7 @@ pytestmark = pytest.mark.server
 def test_server_in_the_background_answers_and_is_stopped(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = make_clone(tmp_path)
-    (root / "llama.cpp" / "build").mkdir()
-    (root / "llama.cpp" / "build" / "cpu").symlink_to(BINARY.parents[1])
-    (root / "pyrun").symlink_to(ROOT / "pyrun")
+    root = make_built_clone(tmp_path)
     monkeypatch.setenv("LLAMA_RUN_HOME", str(root))
     monkeypatch.setattr("pyrun.cli.background.own_command", lambda: [sys.executable, "-m", "pyrun"])
     port = free_port()

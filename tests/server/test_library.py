@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from backend import BINARY
 from cache_server import Serve, smollm2, toy
 from helpers import ROOT, free_port, is_running
-from stores import make_clone
+from stores import make_built_clone
 
 from pyrun import Engine
 from pyrun.errors import UserError
@@ -67,10 +66,7 @@ def test_prompt_that_was_warmed_is_planned_and_answered_without_evaluating_it_ag
 def test_server_is_started_where_none_runs_and_ends_with_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = make_clone(tmp_path)
-    (root / "llama.cpp" / "build").mkdir()
-    (root / "llama.cpp" / "build" / "cpu").symlink_to(BINARY.parents[1])
-    (root / "pyrun").symlink_to(ROOT / "pyrun")
+    root = make_built_clone(tmp_path)
     (root / "llama-run.toml").write_text('[server]\nno-build = true\nbackend = "cpu"\nctx = 512\n')
     monkeypatch.setenv("LLAMA_RUN_HOME", str(root))
     monkeypatch.setattr("pyrun.cli.background.own_command", lambda: [sys.executable, "-m", "pyrun"])

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import requests
-from backend import BINARY
 from cache_server import Serve, toy
-from helpers import ROOT, free_port, wait_until
-from stores import make_clone
+from helpers import free_port, wait_until
+from stores import make_built_clone
 
 from pyrun.engine import is_same
 from toys.corpus import TEXT
@@ -35,10 +34,7 @@ Router = Callable[..., str]
 @pytest.fixture
 def router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
     """`llama-run --server --all` with four models: router(FLAG, ..., of_models=WHAT STANDS IN llama-run.toml)."""
-    root = make_clone(tmp_path)
-    (root / "llama.cpp" / "build").mkdir()
-    (root / "llama.cpp" / "build" / "cpu").symlink_to(BINARY.parents[1])
-    (root / "pyrun").symlink_to(ROOT / "pyrun")
+    root = make_built_clone(tmp_path)
     (root / "models").mkdir()
     for name in (*MODELS, FOURTH):
         (root / "models" / f"{name}.gguf").symlink_to(toy(name))
