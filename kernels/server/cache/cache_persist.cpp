@@ -108,7 +108,7 @@ void cache_core::evaluated(const slot_view & slot) {
     const bool whole = slot.stats.n_gen > 0;
     if (whole && !t.answering) {
         t.answering = true;
-        prefixes->keep(slot.id);
+        prefixes->complete(slot.id);
         if (slot.stats.n_prompt_processed >= 64) {
             measured.eval.add(static_cast<double>(slot.stats.n_prompt_processed), slot.stats.t_prompt_ms() / 1000);
         }

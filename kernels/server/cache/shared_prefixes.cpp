@@ -15,6 +15,7 @@ void shared_prefixes::begin(int slot, const sequence_scope & scope, std::vector<
     now.scope      = scope;
     now.tokens     = std::move(prompt);
     now.n_there    = n_there;
+    now.n_handed   = n_there; // It came from the store, or from a slot that others share as well.
     now.evaluating = true;
     at(slot) = std::move(now);
 }
@@ -25,7 +26,6 @@ bool shared_prefixes::rest(int slot, std::vector<kvtier::token> tokens) {
     e.n_there    = tokens.size();
     e.tokens     = std::move(tokens);
     e.evaluating = false;
-    e.kept       = false;
     e.anchors.clear();
     e.line.clear();
     return waited_for;
@@ -62,10 +62,10 @@ shared_prefix shared_prefixes::held(int slot, const std::vector<kvtier::token> &
 
 shared_prefix shared_prefixes::awaited(int slot, const std::vector<kvtier::token> & prompt, size_t n_have) const {
     const entry & e = at(slot);
-    size_t        n = n_common(e, prompt);
-    if (!e.evaluating || (n <= e.n_there && !e.kept)) {
+    if (!e.evaluating) {
         return {};
     }
+    size_t n = n_common(e, prompt);
     if (folded) {
         n = std::min(n, e.tokens.size() - std::min<size_t>(tokens_after_last_cut, e.tokens.size())); // There is a cut anyway.
         size_t before = 0;
@@ -74,11 +74,15 @@ shared_prefix shared_prefixes::awaited(int slot, const std::vector<kvtier::token
         }
         n = n - before < cut_distance ? before : n;
     }
+    // What is there is handed over behind the next batch, if somebody waits for it. Folded state is there only where a prompt was cut,
+    // and its last cut is as good as any once it is whole.
+    const bool is_there = n <= e.n_there;
+    const bool is_next  = is_there && n > e.n_handed && (!folded || e.whole);
     // Waiting must not take longer than evaluating what is missing.
-    const bool sooner = e.kept || (n > e.n_there && e.n_there + least >= n_have);
+    const bool is_sooner = !is_there && e.n_there + least >= n_have;
     shared_prefix found;
     found.slot     = slot;
-    found.n_tokens = sooner && n >= n_have + least ? n : 0;
+    found.n_tokens = (is_next || is_sooner) && n >= n_have + least ? n : 0;
     return found;
 }
 

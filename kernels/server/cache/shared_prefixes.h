@@ -27,9 +27,11 @@ public:
     void begin(int slot, const sequence_scope & scope, std::vector<kvtier::token> prompt, size_t n_there);
     void advance(int slot, size_t n_there) { at(slot).n_there = n_there; }
 
-    // All of the slot's prompt is there, and its end is not handed over before somebody waits for it or the answer has gone on for long.
-    void keep(int slot)        { at(slot).kept = true; }
-    void handed_over(int slot) { at(slot).kept = false; }
+    // All of the slot's prompt is there; its end is not handed over before somebody waits for it or the answer has gone on for long.
+    void complete(int slot)    { at(slot).whole = true; }
+
+    // Others find in the store what the slot has by now, or will not find it there at all.
+    void handed_over(int slot) { at(slot).n_handed = at(slot).n_there; }
 
     // The slot is idle and holds these tokens. True: somebody waited for more.
     bool rest(int slot, std::vector<kvtier::token> tokens);
@@ -70,9 +72,10 @@ private:
     struct entry {
         sequence_scope             scope;
         std::vector<kvtier::token> tokens;  // empty: not known
-        size_t                     n_there = 0;
+        size_t                     n_there  = 0;
+        size_t                     n_handed = 0; // of those, what was handed over
         bool                       evaluating = false;
-        bool                       kept = false;
+        bool                       whole = false; // All of the prompt is there.
         std::vector<anchor_copy>   anchors; // shortest first
         std::vector<waiting>       line;
     };
