@@ -31,6 +31,9 @@ def addition(
     flags = machine.cpu.build_flags if target is None else _target_flags(target, snapshot.arch)
     definitions = dict(flag.removeprefix("-D").split("=", 1) for flag in flags)
     environment: dict[str, str] = {}
+    if target is not None:
+        # Upstream links to InfiniBand's library wherever it finds one, and the machine that this is for may have none.
+        definitions["GGML_RPC_RDMA"] = "OFF"
     if backend == "vulkan":
         definitions["GGML_VULKAN"] = "ON"
         if vulkan_headers is not None:

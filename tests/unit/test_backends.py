@@ -196,6 +196,8 @@ def test_build_for_another_machine_is_for_its_card(tmp_path: Path, backend: str,
     check_buildable(snapshot, describe(snapshot), backend, "zen4")
     added = addition(snapshot, describe(snapshot), backend, "zen4").definitions
     assert left_out not in added and added["GGML_NATIVE"] == "OFF" and added["GGML_AVX512_BF16"] == "ON"
+    assert added["GGML_RPC_RDMA"] == "OFF", "it must not need what only this machine has"
+    assert "GGML_RPC_RDMA" not in addition(snapshot, describe(snapshot), "cpu").definitions
 
 
 def test_card_of_another_machine_can_be_named(tmp_path: Path) -> None:
