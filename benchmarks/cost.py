@@ -41,7 +41,7 @@ def main() -> None:
         peers = [
             Server("upstream", options.upstream, model, flags, folder / "upstream.log"),
             Server("cache off", options.server, model, flags, folder / "off.log"),
-            Server("cache on", options.server, model, flags, folder / "on.log", cache=folder / "cache"),
+            Server("cache on", options.server, model, flags, folder / "on.log", cache=folder / "cache", settles=True),
         ]
         prefill: dict[str, list[float]] = {peer.name: [] for peer in peers}
         decode: dict[str, list[float]] = {peer.name: [] for peer in peers}

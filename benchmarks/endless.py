@@ -1,13 +1,15 @@
 """What does a chat cost that outgrows its context? Ours, upstream's context shift, a client that drops the oldest.
 
     python -m benchmarks.endless [MODEL] [--turns 60] [--tokens 40000] [--ctx 8192] [--peers ours,shift,naive]
+                               [-- FLAG ...]
 
 Every turn goes through the OpenAI client, with the whole history, and a person reads for a while between two turns:
 long enough for what is evaluated ahead to end. Counted are tokens that were evaluated, in turns and ahead, for each
 token that was new: of the user's message and of the answer. With --check N, every N-th answer is compared with that of
 a fresh server that is given the prompt of the messages that were kept. The two evaluate it in batches of other sizes,
 so that the last bits differ: where they part, it is told how much likelier one token was than the other. At a tie that
-is next to nothing.
+is next to nothing, and `-- -ctk f32 -ctv f32 -fa off` makes ties rare: less is rounded. What follows `--` goes to every
+server.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -79,8 +82,8 @@ class Talk:
         return True
 
 
-def flags(peer: str, ctx: int) -> list[str]:
-    common = ["--ctx-size", str(ctx), "--parallel", "1", "--no-webui"]
+def flags(peer: str, args: argparse.Namespace) -> list[str]:
+    common = ["--ctx-size", str(args.ctx), "--parallel", "1", "--no-webui", *args.flags]
     return common + {"ours": ["--context-overflow", "evict"], "shift": ["--context-shift"], "naive": []}[peer]
 
 
@@ -187,7 +190,9 @@ def main() -> None:
     parser.add_argument("--check", type=int, default=0, help="compare every n-th answer with a fresh server's")
     parser.add_argument("--upstream", type=Path, help="an unpatched llama-server, for shift and naive")
     parser.add_argument("--out", type=Path, help="write the outcome as JSON lines, too")
-    args = parser.parse_args()
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    args = parser.parse_args(sys.argv[1:cut])
+    args.flags = sys.argv[cut + 1 :]
     home: Home = find_home()
     model = args.model or ensure_default_model(home)
     template = None if args.model else CHAT_TEMPLATE
@@ -197,11 +202,11 @@ def main() -> None:
             program = ours if peer == "ours" else args.upstream or ours
             cache = Path(folder) / "kv" if peer == "ours" else None
             log = Path(folder) / f"{peer}.log"
-            server = Server(peer, program, model, flags(peer, args.ctx), log, cache=cache, chat_template=template)
+            server = Server(peer, program, model, flags(peer, args), log, cache=cache, chat_template=template)
             with running(server):
                 if peer == "ours" and args.check:
                     with running(
-                        Server("fresh", program, model, flags("naive", args.ctx), log, chat_template=template)
+                        Server("fresh", program, model, flags("naive", args), log, chat_template=template)
                     ) as fresh:
                         outcome = measure(peer, server, fresh, args)
                 else:

@@ -224,6 +224,7 @@ class Server(_Client):
     environment: dict[str, str] = field(default_factory=dict)
     cache: Path | None = None  # the folder of the SSD cache
     reads_ahead: bool = False  # after the start, what was used last
+    settles: bool = False  # as it does by default, before it writes
     chat_template: Path | None = None
     process: subprocess.Popen[bytes] | None = None
     can_restart: bool = True
@@ -254,7 +255,9 @@ class Server(_Client):
         return server_command(settings)
 
     def _cache_flags(self) -> tuple[str, ...]:
-        return (*AT_ONCE, READ_AHEAD, "on" if self.reads_ahead else "off") if self.cache else ()
+        if self.cache is None:
+            return ()
+        return (*(() if self.settles else AT_ONCE), READ_AHEAD, "on" if self.reads_ahead else "off")
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)

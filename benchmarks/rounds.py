@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from benchmarks.bench import OURS, Bench, Sent
 from benchmarks.crowd import Asked, Client, nothing_told, rush
@@ -22,18 +23,21 @@ def play(
         for peer in bench.standing(result, peers if turn % 2 == 0 else peers[::-1]):
             with bench.watch(result, peer):
                 try:
-                    _round(bench, result, peer, clients_of(turn), tokens, what)
+                    _round(bench, result, peer, partial(clients_of, turn), tokens, what)
                 finally:
                     peer.stop()
 
 
-def _round(bench: Bench, result: CrowdResult, peer: Peer, clients: list[Client], tokens: int, what: str) -> None:
+def _round(
+    bench: Bench, result: CrowdResult, peer: Peer, clients_of: Callable[[], list[Client]], tokens: int, what: str
+) -> None:
     bench.empty_caches(peer)
     peer.start()
     peer.warm_up()
-    peer.pace.clients = len(clients)
     if isinstance(peer, Server):
         bench.calibrate(peer)
+    clients = clients_of()  # How long their texts are depends on what was just learnt.
+    peer.pace.clients = len(clients)
     told = nothing_told()
     asked = rush(bench, peer, clients, tokens, what, told)
     result["peers"][peer.name]["rounds"].append({**told, "new": _new_of(peer, asked)})
