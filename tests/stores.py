@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend import BINARY
 from helpers import ROOT
 
 from pyrun import _kernels
@@ -107,7 +108,7 @@ def make_built_clone(root: Path) -> Path:
     """It runs the server that was built here."""
     make_clone(root)
     (root / "llama.cpp" / "build").mkdir()
-    (root / "llama.cpp" / "build" / "cpu").symlink_to(ROOT / "llama.cpp" / "build" / "cpu")
+    (root / "llama.cpp" / "build" / "cpu").symlink_to(BINARY.parents[1])
     (root / "pyrun").symlink_to(ROOT / "pyrun")
     return root
 

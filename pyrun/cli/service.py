@@ -52,7 +52,9 @@ def install_command(context: click.Context, model: str | None, only_print: bool)
     console.say(f"{path} is written")
     if not _systemctl("daemon-reload"):
         raise UserError("systemd does not answer for this user", "log in anew, or use `llama-run start` instead")
+    _systemctl("reset-failed", NAME, loud=False)  # One that crashed too often would not be started.
     # One that runs already goes on with the unit as it was before, unless it is started anew.
+    console.say("starting it; one that runs already saves its state first")
     if not (_systemctl("enable", NAME) and _systemctl("restart", NAME)):
         raise UserError("the service does not start", f"`journalctl --user -u {NAME}` says why")
     console.say("`llama-run service status` shows it; without a login it starts after: loginctl enable-linger")
@@ -95,10 +97,10 @@ def _check_ours(path: Path) -> None:
         raise UserError(f"{path} is not one that llama-run wrote", "move it away first")
 
 
-def _systemctl(*words: str) -> bool:
+def _systemctl(*words: str, loud: bool = True) -> bool:
     if shutil.which("systemctl") is None:
         return False
     result = subprocess.run(["systemctl", "--user", *words], capture_output=True, text=True, check=False)
-    if result.returncode != 0 and result.stderr.strip():
+    if loud and result.returncode != 0 and result.stderr.strip():
         console.say(result.stderr.strip())
     return result.returncode == 0

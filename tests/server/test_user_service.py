@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import psutil
 import pytest
 import requests
 from cache_server import smollm2
-from helpers import ROOT, free_port, only_server, wait_until
+from helpers import ROOT, free_port, is_running, only_server, wait_until
 from stores import make_built_clone
 
 from pyrun.service.unit import NAME
@@ -24,19 +25,27 @@ from toys.corpus import TEXT
 pytestmark = pytest.mark.server
 
 SYSTEMD = Path("/lib/systemd/systemd")
-# A manager wants a machine that systemd has booted, and a part of the cgroup tree of its own.
+# A manager wants a machine that systemd has booted, and a part of the tree of cgroups that is its own: it removes what
+# is empty there. A user's manager is not the first process.
 BOOT = """
 set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs /run
-mkdir -p /run/systemd/system "$XDG_RUNTIME_DIR"
+mkdir -p /run/systemd/system /run/cgroup "$XDG_RUNTIME_DIR"
 chmod 700 "$XDG_RUNTIME_DIR"
+mount -t cgroup2 none /run/cgroup
+mkdir "/run/cgroup/$1"
+echo $$ > "/run/cgroup/$1/cgroup.procs"
+umount /run/cgroup
 umount -l /sys/fs/cgroup
-mount -t cgroup2 none /sys/fs/cgroup
-mkdir /sys/fs/cgroup/llama-run-test-$1
-echo $$ > /sys/fs/cgroup/llama-run-test-$1/cgroup.procs
-unshare --cgroup /lib/systemd/systemd --user --log-target=console & # A user's manager is not the first process.
-wait $!
+exec unshare --cgroup sh -ec '
+    mount -t cgroup2 none /sys/fs/cgroup
+    /lib/systemd/systemd --user --log-target=console &
+    wait $!'
+"""
+# What the manager leaves of its cgroups.
+SWEEP = """
+mount -t cgroup2 none "$2" && find "$2/$1" -depth -type d -exec rmdir {} +
 """
 
 
@@ -51,17 +60,18 @@ class Manager:
             "XDG_RUNTIME_DIR": "/run/user/0",
             "LLAMA_RUN_HOME": str(llama_run_home),
         }
+        self.home = home
         self.log = home / "manager.log"
+        self._cgroup = f"llama-run-test-{os.getpid()}"
         self._unshare: subprocess.Popen[bytes] | None = None
 
     def boot(self) -> None:
+        """Everything ends with this process."""
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        name = f"{os.getpid()}-{free_port()}"
+        command = ["setpriv", "--pdeathsig", "KILL", *namespaces, "sh", "-c", BOOT, "sh", self._cgroup]
         with self.log.open("ab") as log:
-            self._unshare = subprocess.Popen(
-                [*namespaces, "sh", "-c", BOOT, "sh", name], env=self.environment, stdout=log, stderr=log
-            )
-        wait_until(self._is_up_or_gone, 20, "systemd has started")
+            self._unshare = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+        wait_until(self._is_up_or_gone, 60, "systemd has started")
 
     def _is_up_or_gone(self) -> bool:
         if not self.is_up:
@@ -75,32 +85,45 @@ class Manager:
         return self._unshare is not None and self._unshare.poll() is None
 
     def _systemd(self) -> psutil.Process | None:
+        return next(iter(self._named("systemd")), None)
+
+    def _named(self, name: str) -> list[psutil.Process]:
         assert self._unshare is not None
-        ours = psutil.Process(self._unshare.pid).children(recursive=True)
-        return next((process for process in ours if process.name() == "systemd"), None)
+        found = []
+        for process in psutil.Process(self._unshare.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [process] if process.name() == name else []
+        return found
 
     def __call__(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         systemd = self._systemd()
         assert systemd is not None
         enter = ["nsenter", "--target", str(systemd.pid), "--mount", "--pid", "--cgroup", "--wdns=/"]
-        return subprocess.run([*enter, *words], env=self.environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run([*enter, *words], env=self.environment, capture_output=True, text=True, timeout=200)
 
     def shows(self, what: str) -> str:
         return self("systemctl", "--user", "show", "--value", "--property", what, NAME).stdout.strip()
 
     def launcher(self) -> int:
         """Its pid as it is seen from here."""
-        assert self._unshare is not None
-        ours = psutil.Process(self._unshare.pid).children(recursive=True)
-        (server,) = [process for process in ours if process.name() == "llama-server"]
+        (server,) = self._named("llama-server")
         return server.ppid()
 
     def shut_down(self) -> None:
         """As a shutdown does: units are stopped, each with its own time for it."""
+        if self._unshare is None:
+            return
         systemd = self._systemd() if self.is_up else None
-        if self._unshare is not None and systemd is not None:
+        if systemd is not None:
             systemd.terminate()
-            self._unshare.wait(60)
+        try:
+            self._unshare.wait(200 if systemd else 1)
+        except subprocess.TimeoutExpired:
+            self._unshare.kill()
+            self._unshare.wait()
+        folder = self.home / "cgroup"
+        folder.mkdir(exist_ok=True)
+        subprocess.run(["unshare", "--mount", "sh", "-c", SWEEP, "sh", self._cgroup, folder], check=False)
 
 
 @pytest.fixture
@@ -113,8 +136,8 @@ def manager() -> Iterator[Manager]:
         home = Path(folder)
         (home / "clone").mkdir()
         manager = Manager(home, make_built_clone(home / "clone"))
-        manager.boot()
         try:
+            manager.boot()
             if not manager.is_up:
                 pytest.skip(f"systemd does not run here: {manager.log.read_text()[-300:]}")
             yield manager
@@ -129,8 +152,9 @@ def loosen(manager: Manager) -> None:
     for setting in ("ProtectKernelTunables", "ProtectControlGroups", "ProtectHostname"):
         if manager(*probe, f"--property={setting}=yes", "true").returncode != 0:
             lines.append(f"{setting}=no")
-    if ROOT.is_relative_to("/tmp"):
+    if ROOT.is_relative_to("/tmp") or ROOT.is_relative_to("/var/tmp"):
         lines.append("PrivateTmp=no")
+    lines.append(f"StandardError=append:{manager.home / 'server.log'}")
     folder = Path(manager.environment["XDG_CONFIG_HOME"]) / "systemd" / "user" / f"{NAME}.d"
     folder.mkdir(parents=True)
     (folder / "here.conf").write_text("\n".join(["[Service]", *lines, ""]))
@@ -147,11 +171,11 @@ def test_service_survives_crashes_and_reboots_with_its_prompts(manager: Manager)
     def is_ready() -> bool:
         try:
             return requests.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200
-        except requests.ConnectionError:
+        except requests.RequestException:
             return False
 
     def ask() -> dict[str, Any]:
-        wait_until(is_ready, 60, f"the server answers: {manager('journalctl', '--user', '-n', '30').stdout}")
+        wait_until(is_ready, 120, f"the server answers: {manager.home / 'server.log'}")
         body = {"prompt": prompt, "n_predict": 4, "temperature": 0}
         answer = requests.post(f"http://127.0.0.1:{port}/completion", json=body, timeout=120).json()
         assert requests.post(f"http://127.0.0.1:{port}/cache/flush", timeout=60).status_code == 200
@@ -167,13 +191,14 @@ def test_service_survives_crashes_and_reboots_with_its_prompts(manager: Manager)
         answer = ask()
         assert (answer["cache_n"], answer["text"]) == (n_tokens - 1, first["text"]), after
 
-    os.kill(only_server(manager.launcher()), signal.SIGKILL)
-    wait_until(lambda: not is_ready(), 10, "the server is gone")
+    killed = only_server(manager.launcher())
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: not is_running(killed), 10, "the server is gone")
     is_reused("the launcher has started another server")
     assert manager.shows("NRestarts") == "0"
 
     os.kill(manager.launcher(), signal.SIGKILL)
-    wait_until(lambda: manager.shows("NRestarts") == "1", 30, "systemd has started another launcher")
+    wait_until(lambda: manager.shows("NRestarts") == "1", 60, "systemd has started another launcher")
     is_reused("systemd has started another launcher")
 
     manager.shut_down()
