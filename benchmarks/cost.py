@@ -55,6 +55,8 @@ def main() -> None:
                     answer = peer.complete(words(options.words, f"cost {turn}"), options.answer, ignore_eos=True)
                     prefill[peer.name].append(answer.timings["prompt_per_second"])
                     decode[peer.name].append(answer.timings["predicted_per_second"])
+                    if peer.has_cache:
+                        peer.save_all()  # What is written later would slow the next one down.
                     short = (peer.complete(f"Number {turn}/{i}", 1).ttft_ms for i in range(5))
                     first[peer.name].append(min(short))
         finally:
