@@ -82,19 +82,24 @@ def test_who_comes_during_the_answer_goes_on_from_its_prompt(serve: Serve, kv: P
     assert other.apart(serve(toy(kind), *FLAGS, "--no-kv-unified").complete([*asked[0], *asked[1][-30:]])) < 0.01
 
 
+@pytest.mark.parametrize("n_stored", [0, 64], ids=["new", "stored in part"])
 @pytest.mark.parametrize("kind", ["dense", "mla"])
-def test_who_comes_between_two_batches_goes_on_from_the_first(serve: Serve, kv: Path, kind: str) -> None:
+def test_who_comes_between_two_batches_goes_on_from_the_first(serve: Serve, kv: Path, kind: str, n_stored: int) -> None:
     """What is shared was evaluated in a large batch, and the first prompt is not whole: nothing was handed over yet."""
-    flags = ["--parallel", "4", "--ctx-size", "32768", "-b", "512", *FLAGS[6:]]
-    server = serve(toy(kind), *flags, *PAGES, "--no-kv-unified", cache=kv)
+    flags = ["--parallel", "4", "--ctx-size", "16384", "-b", "128", *FLAGS[6:], "--no-kv-unified"]
+    server = serve(toy(kind), *flags, *PAGES, cache=kv)
     words = server.tokens(TEXT)
-    shared = (words * 2)[:400]
-    first = [*shared, *(words[5:] * 20)[:7000]]
+    shared = words[:120]
+    if n_stored:
+        server.complete([*shared[:n_stored], words[9] + 1])
+        server.stop()
+        server = serve(toy(kind), *flags, *PAGES, cache=kv)
+    first = [*shared, *(words[5:] * 9)[:3000]]
     others = [[*shared, words[7] + 1 + i, *words[10 * i : 10 * i + 30]] for i in range(2)]
     leader, *answers = ask_at_once(server, first, others)
-    assert leader.reused == 0
+    assert leader.reused == n_stored
     assert [answer.reused for answer in answers] == [len(shared)] * 2, [answer.timings for answer in answers]
-    lone = serve(toy(kind), *flags, "--no-kv-unified")
+    lone = serve(toy(kind), *flags)
     for prompt, answer in zip(others, answers, strict=True):
         assert answer.apart(lone.complete(prompt)) < 0.01
 

@@ -213,14 +213,14 @@ bool cache_core::waits_for_prefix(const slot_view & slot, const std::shared_ptr<
     size_t n_have = std::max({ n_in_slot, there.n_tokens, ticket->target.match.n_tokens });
     shared_prefix coming = prefixes->coming(*ticket, n_have, slot.id, usable);
     if (coming.n_tokens > 0) {
-        // By now more may be stored than when it arrived.
-        const size_t limit = ticket->tokens.size() - 1;
-        n_have = std::max({ n_have, stores.target->find(ticket->scope, ticket->tokens, limit).n_tokens,
-                            stores.target->coming(ticket->scope, ticket->tokens, limit).n_tokens });
+        n_have = std::max(n_have, reader->n_stored(*ticket)); // By now more may be stored than when it arrived.
         coming = prefixes->coming(*ticket, n_have, slot.id, usable);
     }
     if (coming.n_tokens > 0) {
         prefixes->wait(ticket, coming);
+        ticket->look_again = true;
+        ticket->has_waited = false; // What it finds then it may wait for and read as if it had just arrived.
+        ticket->n_reads    = 0;
         if (!ticket->waiting_for_shared) {
             ticket->waiting_for_shared.emplace();
         }

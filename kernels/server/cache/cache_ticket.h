@@ -127,6 +127,7 @@ public:
     uint8_t                     stable = 0;              // what of its prompt was made stable
     shared_prefix               shared;                  // what it goes on from instead, if that is more
     std::optional<stopwatch>    waiting_for_shared;      // since it was first put off for that
+    bool                        look_again = false;      // it waited for another slot, and more may be stored by now
     context_dropped             dropped;                 // from its messages
     warming                     warms = warming::no;
     std::shared_ptr<slot_watch::place> in_line;          // until it has a slot

@@ -85,19 +85,21 @@ void prompt_reader::look(cache_ticket & ticket) const {
     }
 }
 
-// Tells what the writer still has for this prompt, beyond what was found and what the slot holds. A prompt waits once.
-kvtier::writer::promise prompt_reader::promised(const cache_ticket & ticket, size_t n_in_slot) const {
-    if (ticket.has_waited || ticket.tokens.size() < 2) {
-        return {};
+// Looks the prompt up, and tells what the writer still has for it beyond what was found and what the slot holds. The writer is asked
+// first: what it finishes meanwhile is found. A prompt waits once.
+kvtier::writer::promise prompt_reader::look_and_ask(cache_ticket & ticket, size_t n_in_slot) const {
+    kvtier::writer::promise save;
+    if (!ticket.has_waited && ticket.tokens.size() >= 2) {
+        save = stores.target->coming(ticket.scope, ticket.tokens, ticket.tokens.size() - 1);
     }
-    const kvtier::writer::promise save = stores.target->coming(ticket.scope, ticket.tokens, ticket.tokens.size() - 1);
+    look(ticket);
     return save.n_tokens > std::max(ticket.target.match.n_tokens, n_in_slot) ? save : kvtier::writer::promise();
 }
 
 // A request may follow so soon on another that the state it needs is not on disk yet. Waiting for it takes no longer than
 // evaluating would. The inference thread never calls this.
-void prompt_reader::wait_for_writer(cache_ticket & ticket, size_t n_in_slot) const {
-    const kvtier::writer::promise save = promised(ticket, n_in_slot);
+void prompt_reader::look_and_wait(cache_ticket & ticket, size_t n_in_slot) const {
+    const kvtier::writer::promise save = look_and_ask(ticket, n_in_slot);
     if (save.n_tokens == 0) {
         return;
     }
@@ -106,6 +108,12 @@ void prompt_reader::wait_for_writer(cache_ticket & ticket, size_t n_in_slot) con
     ticket.has_waited = true;
     (void) stores.target->queue().wait_for(save, std::chrono::milliseconds(static_cast<int64_t>(std::min(eval_ms, max_wait_ms))));
     look(ticket);
+}
+
+size_t prompt_reader::n_stored(const cache_ticket & ticket) const {
+    const size_t limit  = ticket.tokens.size() - 1;
+    const size_t n_soon = stores.target->coming(ticket.scope, ticket.tokens, limit).n_tokens;
+    return std::max<size_t>(n_soon, stores.target->find(ticket.scope, ticket.tokens, limit).n_tokens);
 }
 
 prompt_reader::verdict prompt_reader::judge(const cache_ticket & ticket, size_t n_in_slot) const {
@@ -186,8 +194,7 @@ void prompt_reader::fetch(cache_ticket & ticket, size_t n_in_slot) {
 }
 
 void prompt_reader::arrive(cache_ticket & ticket, size_t n_in_slot) {
-    look(ticket);
-    wait_for_writer(ticket, n_in_slot);
+    look_and_wait(ticket, n_in_slot);
     fetch(ticket, n_in_slot);
     if (judge(ticket, n_in_slot) != verdict::read) {
         return; // The slot that it gets decides.
@@ -246,11 +253,12 @@ void prompt_reader::read(cache_ticket & ticket) {
 }
 
 bool prompt_reader::prepare(const std::shared_ptr<cache_ticket> & ticket, size_t n_in_slot) {
-    if (ticket->target.n_tokens() > n_in_slot) {
+    const bool again = std::exchange(ticket->look_again, false);
+    const size_t n_read = ticket->target.n_tokens();
+    if (n_read > n_in_slot && !(again && n_stored(*ticket) > n_read)) {
         return true;
     }
-    look(*ticket);
-    if (promised(*ticket, n_in_slot).n_tokens == 0) {
+    if (look_and_ask(*ticket, n_in_slot).n_tokens == 0) {
         const verdict found = judge(*ticket, n_in_slot);
         if (found == verdict::recompute) {
             ticket->miss = cache_miss::recompute_faster;
@@ -290,7 +298,7 @@ void prompt_reader::run() {
         cache_ticket &     ticket  = *pending.ticket;
         reads.pop_front();
         guard.unlock();
-        wait_for_writer(ticket, ticket.n_in_slot);
+        look_and_wait(ticket, ticket.n_in_slot);
         const verdict found = judge(ticket, ticket.n_in_slot);
         if (found == verdict::recompute) {
             ticket.miss = cache_miss::recompute_faster;

@@ -48,6 +48,9 @@ public:
     // off until the reader's thread offers it again.
     bool prepare(const std::shared_ptr<cache_ticket> & ticket, size_t n_in_slot);
 
+    // How many tokens of the prompt are stored by now, or about to be.
+    size_t n_stored(const cache_ticket & ticket) const;
+
     // The request that was put off is in the line by now: the read may have been faster than that.
     void deferred();
 
@@ -71,9 +74,9 @@ private:
     void    read(cache_ticket & ticket);
     bool    read_part(sequence_store & from, stored_part & part, cache_ticket & ticket);
     void    run();
-    void    wait_for_writer(cache_ticket & ticket, size_t n_in_slot) const;
+    void    look_and_wait(cache_ticket & ticket, size_t n_in_slot) const;
 
-    kvtier::writer::promise promised(const cache_ticket & ticket, size_t n_in_slot) const;
+    kvtier::writer::promise look_and_ask(cache_ticket & ticket, size_t n_in_slot) const;
 
     cache_stores &          stores;
     speeds &                measured;
