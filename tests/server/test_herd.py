@@ -85,16 +85,19 @@ def test_who_comes_during_the_answer_goes_on_from_its_prompt(serve: Serve, kv: P
 @pytest.mark.parametrize("n_stored", [0, 64], ids=["new", "stored in part"])
 @pytest.mark.parametrize("kind", ["dense", "mla"])
 def test_who_comes_between_two_batches_goes_on_from_the_first(serve: Serve, kv: Path, kind: str, n_stored: int) -> None:
-    """What is shared was evaluated in a large batch, and the first prompt is not whole: nothing was handed over yet."""
-    flags = ["--parallel", "4", "--ctx-size", "16384", "-b", "128", *FLAGS[6:], "--no-kv-unified"]
+    """What is shared was evaluated in a large batch, and the first prompt is not whole: nothing was handed over yet.
+
+    There is enough of it to be worth waiting until it is written.
+    """
+    flags = ["--parallel", "4", "--ctx-size", "16384", "-b", "1024", *FLAGS[6:], "--no-kv-unified"]
     server = serve(toy(kind), *flags, *PAGES, cache=kv)
     words = server.tokens(TEXT)
-    shared = words[:120]
+    shared = (words * 3)[:900]
     if n_stored:
         server.complete([*shared[:n_stored], words[9] + 1])
         server.stop()
         server = serve(toy(kind), *flags, *PAGES, cache=kv)
-    first = [*shared, *(words[5:] * 9)[:3000]]
+    first = [*shared, *(words[5:] * 9)[:2900]]
     others = [[*shared, words[7] + 1 + i, *words[10 * i : 10 * i + 30]] for i in range(2)]
     leader, *answers = ask_at_once(server, first, others)
     assert leader.reused == n_stored
