@@ -13,6 +13,7 @@ from types import TracebackType
 
 from pyrun._kernels import user_key
 from pyrun.errors import UserError
+from pyrun.folder_lock import alone_in
 from pyrun.memory.schema import migrate, statements, user_index, words_table
 from pyrun.memory.spool import SPOOL
 
@@ -236,9 +237,12 @@ def _open(path: Path) -> sqlite3.Connection:
     is_new = path.stat().st_size == 0
     database = sqlite3.connect(path, timeout=60, isolation_level=None)
     try:
-        if is_new:  # it counts before the first table only, and writes to the disk every time
-            database.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        database.execute("PRAGMA journal_mode = WAL").fetchall()
+        # SQLite waits for others, but not while it gives a new file its write-ahead log: of two that do so at once, one
+        # would be told that the file is locked.
+        with alone_in(path.parent):
+            if is_new:  # it counts before the first table only, and writes to the disk every time
+                database.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            database.execute("PRAGMA journal_mode = WAL").fetchall()
         database.execute("PRAGMA synchronous = FULL")  # a spool file goes once its messages are here
         database.execute("PRAGMA secure_delete = ON")  # what is forgotten should be gone
     except BaseException:

@@ -159,7 +159,7 @@ def test_nasty_text_is_searched_stored_and_found_without_an_error(text: str, mem
     assert check(memory) == []
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=60))
 def test_any_text_is_a_query(text: str, memory: Memory) -> None:
     archive(memory, ["one message that is always there"])
