@@ -16,9 +16,9 @@ using kvtier::status;
 // A measurement's noise must not turn a short restore into a short evaluation and back.
 static constexpr double recompute_margin_ms = 50;
 
-// A request waits so long for the writer at most; and so long before any prompt has shown how fast they are evaluated.
-static constexpr double max_wait_ms     = 2000;
-static constexpr double unknown_wait_ms = 200;
+// A request waits so long for the writer at most. Before any prompt has shown how fast they are evaluated, it is worth that: those that
+// come together are a new server's first ones, and what they share takes longer than a disk does.
+static constexpr double max_wait_ms = 2000;
 
 // So much of a restore may be left to read, by estimate, when its request goes to the inference thread.
 static constexpr double max_left_ms        = 200;
@@ -104,7 +104,7 @@ void prompt_reader::look_and_wait(cache_ticket & ticket, size_t n_in_slot) const
         return;
     }
     const double n_gained = static_cast<double>(save.n_tokens - std::max(ticket.target.match.n_tokens, n_in_slot));
-    const double eval_ms  = measured.eval.get() > 0 ? 1000 * n_gained / measured.eval.get() : unknown_wait_ms;
+    const double eval_ms  = measured.eval.get() > 0 ? 1000 * n_gained / measured.eval.get() : max_wait_ms;
     ticket.has_waited = true;
     (void) stores.target->queue().wait_for(save, std::chrono::milliseconds(static_cast<int64_t>(std::min(eval_ms, max_wait_ms))));
     look(ticket);
