@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 import signal
 
+import hypothesis
 import pytest
+
+# How long an example takes says how busy the machine is, and no more.
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
 
 # A shell ignores Ctrl-C for what it starts in the background, and every child inherits that: tests that send it to one
 # would then find that nothing happens.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import time
@@ -16,10 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def free_port() -> int:
     """One below those that connections are given by the system: else one of them may have it before the server does."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])  # two that run beside each other draw apart
     draw = random.SystemRandom()
     while True:
         with socket.socket() as probe:
-            port = draw.randrange(10_000, 32_000)
+            port = draw.randrange(10_000 + worker % 2, 32_000, 2)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:

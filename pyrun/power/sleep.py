@@ -91,7 +91,7 @@ def _connect() -> Sleep | None:
         return None
     connection = None
     try:
-        connection = open_dbus_connection("SYSTEM", enable_fds=True)
+        connection = open_dbus_connection("SYSTEM", enable_fds=True, auth_timeout=ANSWER_SECONDS)
         rule = MatchRule(type="signal", interface=MANAGER, member="PrepareForSleep", path=PATH)
         connection.send_and_get_reply(message_bus.AddMatch(rule), timeout=ANSWER_SECONDS)
         return Sleep(connection)

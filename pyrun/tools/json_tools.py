@@ -11,7 +11,7 @@ from typing import Any
 from pyrun.tools.tool import Call, Tool, ToolError, flag, number, text
 
 MAX_CHARACTERS = 2_000_000
-VALIDATE_SECONDS = 10
+VALIDATE_SECONDS = 30
 STEP = re.compile(r"\.?([^.\[\]]+)|\[(-?\d+|\*)\]|\[\"((?:[^\"\\]|\\.)*)\"\]")
 
 

@@ -12,6 +12,7 @@ import pytest
 from agents import replay
 from agents.replay import Fixture, Request
 from cache_server import CacheServer, Serve, toy
+from helpers import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -34,6 +35,8 @@ def send(server: CacheServer, request: Request, **fields: Any) -> tuple[int, int
     body = request.body | {limit: 1, "stream": False, "temperature": 0} | fields
     response = server.request("POST", request.path, body)
     assert response.status_code == 200, response.text
+    # The next one may branch off this one, and waits no longer for the disk than evaluating takes.
+    wait_until(lambda: server.cache()["state"]["queued"] == 0, 30, "what it left is written")
     usage = response.json()["usage"]
     if request.path.endswith("/responses"):
         cached = int(usage["input_tokens_details"]["cached_tokens"])

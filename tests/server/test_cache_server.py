@@ -301,6 +301,7 @@ def test_slot_files_of_upstream_do_not_confuse_the_cache(serve: Serve, kv: Path,
     flags = (*SLOTS, "--slot-save-path", str(tmp_path))
     server = serve(toy("dense"), *flags, cache=kv)
     one, two = server.chat(talk(1), id_slot=0), server.chat(talk(2), id_slot=1)
+    server.flush()
     assert server.post("/slots/0?action=save", {"filename": "one.bin"})["n_saved"] > 300
     assert server.post("/slots/1?action=restore", {"filename": "one.bin"})["n_restored"] > 300
     again = server.chat(talk(1), id_slot=1)

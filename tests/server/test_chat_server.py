@@ -95,6 +95,7 @@ def test_a_chat_has_its_next_cut_evaluated_before_it_comes(serve: Serve, bench: 
             n_cuts = cut.n_cuts
             desk.agent.look_ahead()
             wait_until(lambda: desk.agent.ahead._connection is None, 60, "the next cut is evaluated, if it is near")
+            server.flush()
     assert reused_at_cuts, "it was cut"
     assert min(reused_at_cuts) > 150, "the system message alone has fewer than 30"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import requests
-from cache_server import CacheServer, Serve, say, toy
+from cache_server import CacheServer, Serve, say, smollm2, toy
 from helpers import ROOT, wait_until
 
 from pyrun.chat.mcp_servers import McpServers
@@ -142,7 +142,7 @@ def until_planned(server: CacheServer) -> Chat:
 
 
 def test_what_was_planned_ahead_for_a_chat_goes_with_it(serve: Serve, kv: Path) -> None:
-    server = serve(toy("dense"), "--parallel", "2", "--ctx-size", "2048", "--no-kv-unified", *EVICT, cache=kv)
+    server = serve(smollm2(), "--parallel", "2", "--ctx-size", "2048", "--no-kv-unified", *EVICT, cache=kv)
     history = until_planned(server)
     ahead = server.cache()["overflow"]["tokens_ahead"]
     (chat,) = server.conversations()
@@ -159,7 +159,7 @@ def test_what_was_planned_ahead_for_a_chat_goes_with_it(serve: Serve, kv: Path) 
 
 
 def test_a_server_that_evaluates_ahead_falls_asleep_behind_it(serve: Serve, kv: Path) -> None:
-    server = serve(toy("dense"), *SMALL, *EVICT, "--sleep-idle-seconds", "1", cache=kv)
+    server = serve(toy("dense"), *SMALL, *EVICT, "--sleep-idle-seconds", "3", cache=kv)
     history = until_planned(server)
     for words in ("And then?", "And now?"):
         wait_until(lambda: bool(server.get("/props")["is_sleeping"]), 30, "it sleeps")
@@ -167,9 +167,10 @@ def test_a_server_that_evaluates_ahead_falls_asleep_behind_it(serve: Serve, kv: 
 
 
 def settle(server: CacheServer) -> None:
-    """Waits until nothing is evaluated ahead any more, and what was is counted."""
+    """Waits until nothing is evaluated ahead any more, and what was is counted and written."""
     wait_until(lambda: server.cache()["overflow"]["pending_ahead"] == 0, 30, "quiet")
     server.rest()
+    server.flush()
 
 
 def test_responses_and_messages_of_anthropic_are_cut_as_well(serve: Serve) -> None:

@@ -257,13 +257,13 @@ def test_a_full_budget_refuses_and_says_so(serve: Serve, tmp_path: Path) -> None
 
 
 def test_routers_are_told_load_and_what_is_in_ram(serve: Serve, kv: Path) -> None:
-    server = serve(toy("dense"), *FLAGS, cache=kv)
+    server = serve(toy("dense"), *FLAGS, "--ctx-size", "32768", cache=kv)
     assert server.cache()["load"] == {"slots": 1, "busy": 0, "waiting": 0}
     name, _ = talk(server)
     talk(server, "alice")
     assert [(one["hash"], one["tier"]) for one in server.cache()["in_ram"]] == [(name, "hot")]
     assert [one["hash"] for one in server.get("/cache?user_id=alice")["in_ram"]] == [name]
     assert server.get("/cache?user_id=bob")["in_ram"] == []
-    body = {"prompt": "Once", "n_predict": 3000, "ignore_eos": True, "stream": True}
+    body = {"prompt": "Once", "n_predict": 15000, "ignore_eos": True, "stream": True}
     with server.request("POST", "/completion", body, stream=True):
         wait_until(lambda: server.cache()["load"]["busy"] == 1, 20, "a slot is busy")

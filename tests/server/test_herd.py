@@ -27,10 +27,10 @@ PAGES = ("--cache-ssd-page-size", "32")
 N_SHARED = 2000
 
 
-def prompts(server: CacheServer, n: int = 3) -> list[list[int]]:
-    """They part behind N_SHARED tokens; the first tokens of what follows tell them apart."""
+def prompts(server: CacheServer, n: int = 3, n_shared: int = N_SHARED) -> list[list[int]]:
+    """They part behind so many tokens; the first tokens of what follows tell them apart."""
     words = server.tokens(TEXT)
-    shared = (words * (N_SHARED // len(words) + 1))[:N_SHARED]
+    shared = (words * (n_shared // len(words) + 1))[:n_shared]
     return [[*shared, words[7] + 1 + i, *words[10 * i : 10 * i + 30]] for i in range(n)]
 
 
@@ -71,6 +71,8 @@ def test_beginning_is_evaluated_once(serve: Serve, kv: Path, kind: str, unified:
 def test_who_comes_during_the_answer_goes_on_from_its_prompt(serve: Serve, kv: Path, kind: str) -> None:
     """The end of a prompt is handed over when somebody wants it, though its answer has just begun."""
     server = serve(toy(kind), *FLAGS, *PAGES, "--no-kv-unified", cache=kv)
+    server.complete(server.tokens("Another one"))
+    server.flush()  # What is made once only is there, and a request waits no longer for the disk than evaluating takes.
     asked = prompts(server, 2)
     body = {"prompt": asked[0], "n_predict": 1900, "ignore_eos": True, "stream": True}
     with requests.post(f"{server.url}/completion", json=body, stream=True, timeout=60 * PATIENCE) as first:
@@ -160,7 +162,7 @@ def test_killed_in_the_middle_of_a_herd(serve: Serve, kv: Path) -> None:
 def test_cells_that_are_shared_are_not_moved(serve: Serve, kv: Path) -> None:
     """A request that moves what its slot holds (n_cache_reuse) must leave alone what another slot uses as well."""
     server = serve(toy("dense"), *FLAGS, *PAGES, "--kv-unified", cache=kv)
-    asked = prompts(server, 2)
+    asked = prompts(server, 2, 3500)
     first, second = ask_at_once(server, asked[0], asked[1:])
     assert second.timings["cache_match"] == "shared"
     moved = asked[1][300:900] + asked[1][40:200]

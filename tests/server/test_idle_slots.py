@@ -31,6 +31,7 @@ def test_a_long_prompt_finds_the_cells_of_idle_slots_free(serve: Serve, kv: Path
     first, second = prompt(server, 1, 300), prompt(server, 2, LONG)
     before = server.complete(first, 4)
     server.complete(second, 4)
+    server.flush()
     again = server.complete([*first, *before.tokens], 4)
     assert again.source == "hot", again.timings
     assert again.reused >= len(first)

@@ -18,7 +18,7 @@ from pyrun.server.live import Event, events, parse_events
 
 pytestmark = pytest.mark.server
 
-FLAGS = ("--parallel", "2", "--ctx-size", "4096", "--metrics")
+FLAGS = ("--parallel", "2", "--ctx-size", "32768", "--metrics")
 FIRST = [say("system", "You know the rivers of the world. " * 30), say("user", "Which one is the longest?")]
 
 
@@ -53,7 +53,7 @@ def test_a_busy_slot_says_how_far_it_is(server: CacheServer) -> None:
     def busy() -> list[dict[str, Any]]:
         return [slot for slot in server.get("/cache/slots")["slots"] if slot["phase"] != "idle"]
 
-    body = {"prompt": "The Nile", "n_predict": 1900, "ignore_eos": True, "stream": True}
+    body = {"prompt": "The Nile", "n_predict": 15000, "ignore_eos": True, "stream": True}
     with requests.post(f"{server.url}/completion", json=body, stream=True, timeout=60) as answer:
         lines = answer.iter_lines()
         told = next(slots for _ in lines if (slots := busy()) and slots[0].get("tokens_answered", 0) >= 2)[0]

@@ -127,8 +127,8 @@ def test_a_full_queue_is_503_and_the_clients_own_retry_succeeds(serve: Serve, kv
 
 
 def test_every_answer_of_a_request_takes_a_slot(serve: Serve, kv: Path) -> None:
-    server = serve(toy("dense"), *SHARED, "--ctx-size", "16384", "--max-queue", "0", cache=kv)
-    body = {"messages": prompt(1, 20), "n": 4, "max_tokens": 3500, "ignore_eos": True, "stream": True}
+    server = serve(toy("dense"), *SHARED, "--ctx-size", "65536", "--max-queue", "0", cache=kv)
+    body = {"messages": prompt(1, 20), "n": 4, "max_tokens": 15000, "ignore_eos": True, "stream": True}
     with requests.post(f"{server.url}/v1/chat/completions", json=body, stream=True, timeout=60) as answers:
         lines = answers.iter_lines()
         next(lines)
@@ -157,8 +157,8 @@ def test_a_request_that_waits_too_long_is_504(serve: Serve, kv: Path) -> None:
 
 
 def test_nothing_is_counted_twice_when_clients_leave(serve: Serve, kv: Path) -> None:
-    server = serve(toy("dense"), *SHARED, cache=kv)
-    body = {"messages": prompt(1, 100), "max_tokens": 500, "ignore_eos": True}
+    server = serve(smollm2(), *SHARED, cache=kv)
+    body = {"messages": prompt(1, 20), "max_tokens": 500, "ignore_eos": True}
     for _ in range(3):
         with pytest.raises(requests.RequestException):
             requests.post(f"{server.url}/v1/chat/completions", json=body, timeout=0.1)

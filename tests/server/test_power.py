@@ -37,7 +37,7 @@ class Login:
     def __init__(self, address: str) -> None:
         from jeepney.io.blocking import open_dbus_connection
 
-        self.connection = open_dbus_connection(address, enable_fds=True)
+        self.connection = open_dbus_connection(address, enable_fds=True, auth_timeout=20)
         self.connection.send_and_get_reply(jeepney.message_bus.RequestName(LOGIN), timeout=10)
         self.delays: list[socket.socket] = []
         self.asked: list[tuple[str, ...]] = []

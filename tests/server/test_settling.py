@@ -36,8 +36,8 @@ def anchors(kv: Path) -> list[Path]:
 def test_session_writes_its_last_anchors_and_stopping_keeps_all(serve: Serve, kv: Path, kind: str) -> None:
     server = serve(toy(kind), *FLAGS, "--cache-ssd-settle", "3600", cache=kv)
     said = converse(server, N_TURNS)
+    wait_until(lambda: server.cache()["state"]["unwritten"] > 0, 30, "its rows are written, its anchors wait")
     assert len(anchors(kv)) == 0, "nothing has rested yet"
-    assert server.cache()["state"]["unwritten"] > 0
     server.stop()
     assert 1 <= len(anchors(kv)) <= 4
     server = serve(toy(kind), *FLAGS, cache=kv)
@@ -85,4 +85,5 @@ def test_a_prompt_whose_answer_fills_the_context_is_stored(serve: Serve, kv: Pat
     said = server.tokens(TEXT)[:500]
     server.complete(said, 64, ignore_eos=True)
     server.complete(server.tokens("Other words")[::-1], 2)
+    server.flush()
     assert server.complete(said, 2).reused >= 490

@@ -54,10 +54,12 @@ def test_user_gets_no_state_of_another(serve: Serve, kv: Path, name: str) -> Non
     server = serve(toy(name), *one_slot, cache=kv)
     first = server.complete(prompt, llama_user_id="ann")
     assert first.reused == 0
+    server.flush()
     assert reuses_all(server.complete(prompt, llama_user_id="ann"))
     for stranger in "ben", "":
         answer = server.complete(prompt, llama_user_id=stranger)
         assert (answer.reused, answer.source, answer.text) == (0, "none", first.text)
+    server.flush()
     answer = server.complete(prompt, llama_user_id="ann")
     assert reuses_all(answer) and answer.source == "hot", "the slot holds what another user asked last"
     server.stop()

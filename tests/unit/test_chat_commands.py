@@ -11,7 +11,7 @@ import pytest
 from chat_fixtures import Desk, link
 from fakes.dialects import Reply
 from fakes.model_server import model_server
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tool_fixtures import Bench
@@ -150,7 +150,6 @@ TEXT = "# A\n\nwords\nmore\n\n```py\nx = 1\n\ny = 2\n```\nend\n"
 BLOCKS = [Block("# A"), Block("words\nmore"), Block("x = 1\n\ny = 2", "py"), Block("end")]
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, len(TEXT)), max_size=10))
 def test_blocks_are_the_same_however_the_text_comes_in(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(TEXT)]

@@ -139,7 +139,7 @@ def guarded_server(key: str) -> Iterator[str]:
             await inside(scope, receive, send)
 
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(guard, port=port, log_level="error", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(guard, port=port, log_level="error", timeout_graceful_shutdown=30))
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started, 30, "it listens")

@@ -106,15 +106,17 @@ def test_a_call_that_is_no_json_or_of_no_tool_goes_back_to_the_model(bench: Benc
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "seconds", "told"),
     [
-        ("sleep 600", "its time was over"),
-        ("yes", "it wrote more than"),
-        ("kill -9 $$", "exit code"),
+        ("sleep 600", 1, "its time was over"),
+        ("yes", 60, "it wrote more than"),
+        ("kill -9 $$", 60, "exit code"),
     ],
 )
-def test_a_tool_that_hangs_floods_or_dies_costs_its_call_only(command: str, told: str, bench: Bench) -> None:
-    script = after_tools(("c", "execute_command", {"command": command, "timeout": 1}))
+def test_a_tool_that_hangs_floods_or_dies_costs_its_call_only(
+    command: str, seconds: int, told: str, bench: Bench
+) -> None:
+    script = after_tools(("c", "execute_command", {"command": command, "timeout": seconds}))
     with model_server(script) as server, Desk(bench, [link(server)], "execute_command") as desk:
         answer = desk.ask("Run it.")
         assert told in answer

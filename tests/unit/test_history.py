@@ -13,8 +13,7 @@ from pyrun._kernels import Cut, cut_history
 Message = tuple[str, int, list[str], list[str]]
 
 # No deadlines: how long an example takes says something about the machine only.
-EACH = settings(deadline=None)
-SLOWER = settings(deadline=None, max_examples=40)
+SLOWER = settings(max_examples=40)
 
 BUDGET = 1000
 LOW = 450
@@ -77,14 +76,12 @@ def partners(history: list[Message]) -> list[tuple[int, int]]:
     return found
 
 
-@EACH
 @given(histories())
 def test_the_same_history_gives_the_same_cut(history: list[Message]) -> None:
     first, second = cut(history), cut(list(history))
     assert (first.kept, first.ahead, first.n_tokens) == (second.kept, second.ahead, second.n_tokens)
 
 
-@EACH
 @given(histories())
 def test_what_is_kept_is_counted_and_fits_or_it_is_told_by_how_much_not(history: list[Message]) -> None:
     found = cut(history)
@@ -97,7 +94,6 @@ def test_what_is_kept_is_counted_and_fits_or_it_is_told_by_how_much_not(history:
     assert all(a_end < b_begin for (_, a_end), (b_begin, _) in pairwise(found.kept))
 
 
-@EACH
 @given(histories())
 def test_system_messages_and_the_last_exchange_are_never_dropped(history: list[Message]) -> None:
     kept = set(indices(cut(history).kept))
@@ -105,7 +101,6 @@ def test_system_messages_and_the_last_exchange_are_never_dropped(history: list[M
     assert set(range(last_start(history), len(history))) <= kept
 
 
-@EACH
 @given(histories())
 def test_a_call_is_never_parted_from_its_result(history: list[Message]) -> None:
     found = cut(history)
@@ -114,7 +109,6 @@ def test_a_call_is_never_parted_from_its_result(history: list[Message]) -> None:
             assert (call in kept) == (result in kept)
 
 
-@EACH
 @given(histories())
 def test_only_whole_exchanges_are_dropped_and_the_oldest_first(history: list[Message]) -> None:
     kept = set(indices(cut(history).kept))

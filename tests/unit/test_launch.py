@@ -43,7 +43,7 @@ class Launched:
     def said(self) -> str:
         return self.output.read_text()
 
-    def wait_for(self, text: str, seconds: float = 30) -> None:
+    def wait_for(self, text: str, seconds: float = 120) -> None:
         wait_until(lambda: text in self.said() or self.process.poll() is not None, seconds, f"{text}:\n{self.said()}")
         assert text in self.said(), self.said()
 
@@ -276,8 +276,8 @@ def test_what_left_a_chat_is_taken_in_while_the_server_runs_and_at_its_end(launc
     one.wait_for("ready at")
     first = leave(0)
     wait_until(lambda: not first.exists(), 30, "taken in")
-    one.process.send_signal(signal.SIGTERM)
     second = leave(1)
+    one.process.send_signal(signal.SIGTERM)
     assert one.process.wait(30) == 0, one.said()
     assert not second.exists()
     with Memory(memory) as taken:

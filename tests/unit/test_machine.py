@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -281,8 +280,6 @@ def test_this_machine_can_be_described() -> None:
     assert found.ram > 0 and found.cpu.threads > 0 and found.tier
 
 
-def test_measuring_the_disk_is_short_and_leaves_no_files(tmp_path: Path) -> None:
-    started = time.monotonic()
+def test_measuring_the_disk_leaves_no_files(tmp_path: Path) -> None:
     speed = measure_disk(tmp_path)
-    assert time.monotonic() - started < 5  # half a second, but other work may be going on
     assert speed.write > 0 and list(tmp_path.iterdir()) == []

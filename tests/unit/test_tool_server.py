@@ -45,7 +45,7 @@ def talk(bench: Bench, mode: str, conversation: Callable[[Client], Awaitable[T]]
     server = StdioServerParameters(command=words[0], args=words[1:], env=environment(bench), cwd=ROOT)
 
     async def run() -> T:
-        with anyio.fail_after(90):
+        with anyio.fail_after(400):
             async with Client(server, mode=mode, elicitation_callback=person) as client:
                 return await conversation(client)
 

@@ -44,7 +44,7 @@ def test_flipped_byte_is_found(cache: Path, capsys: pytest.CaptureFixture[str]) 
     assert [d["path"] for d in json.loads(out)["models"][0]["damaged"]] == [str(damaged)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_flipped_byte_is_found(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:

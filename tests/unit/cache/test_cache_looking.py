@@ -134,7 +134,7 @@ def test_shared_bytes_do_not_count_as_own(cache: Path) -> None:
         assert store.remove_conversation(bytes(16), int(first.hash, 16)) == first.bytes_own
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 90), st.sampled_from(["", "ann"])), min_size=1, max_size=6))
 def test_json_agrees_with_the_bytes_on_disk(saves: list[tuple[int, int, str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
