@@ -73,8 +73,11 @@ struct cache_report {
     int32_t      window_from = -1; // where the window of what was restored begins
 
     // Whether the window has what the next token looks at: it has lost nothing of its sequence yet, or is as it was restored. Upstream
-    // wants one row more than that, takes a prompt without it for one that lacks what it needs, and evaluates it again.
-    bool is_whole(int32_t pos_min) const { return shown && (pos_min == 0 || pos_min == window_from); }
+    // wants one row more than that, takes a prompt without it for one that lacks what it needs, and evaluates it again. That row may have
+    // come along, and gone since: upstream gives cells that no token looks at any more to other sequences.
+    bool is_whole(int32_t pos_min) const {
+        return shown && (pos_min == 0 || (window_from >= 0 && (pos_min == window_from || pos_min == window_from + 1)));
+    }
 
     // Adds its fields to upstream's timings. n_cached, n_evaluated: tokens of the prompt.
     void add_to(common_json & timings, uint64_t n_cached, uint64_t n_evaluated) const;

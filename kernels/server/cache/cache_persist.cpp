@@ -139,15 +139,16 @@ void cache_core::hand_over(const slot_view & slot, turn & t) {
 // Others may go on from what the slot has by now. It is handed over as well: they need not save it again.
 void cache_core::serve_waiting(const slot_view & slot, turn & t) {
     prefixes->advance(slot.id, slot.prompt.tokens.size());
-    if (!prefixes->is_reached(slot.id)) {
-        return;
+    if (prefixes->is_reached(slot.id)) {
+        note_use(slot, t);
+        if (t.exact && !board.is_removed(slot.id) && t.n_anchored == slot.prompt.tokens.size() && !t.anchors.empty()) {
+            prefixes->add_anchor(slot.id, t.anchors.back());
+        }
+        hand_over(slot, t);
     }
-    note_use(slot, t);
-    if (t.exact && !board.is_removed(slot.id) && t.n_anchored == slot.prompt.tokens.size() && !t.anchors.empty()) {
-        prefixes->add_anchor(slot.id, t.anchors.back());
+    if (prefixes->lets_go(slot.id)) {
+        queue.offer_deferred();
     }
-    hand_over(slot, t);
-    queue.offer_deferred();
 }
 
 // Folded state may have been written in part, and its lengths say nothing of that.

@@ -10,6 +10,9 @@ namespace llama_run {
 // Each cut costs a batch of its own, so one serves all who part so soon behind it.
 static constexpr size_t cut_distance = 64;
 
+// What is left of a prompt is short if it is no more than this part of what there is.
+static constexpr size_t short_rest = 8;
+
 void shared_prefixes::begin(int slot, const sequence_scope & scope, std::vector<kvtier::token> prompt, size_t n_there) {
     entry now;
     now.scope      = scope;
@@ -22,7 +25,8 @@ void shared_prefixes::begin(int slot, const sequence_scope & scope, std::vector<
 
 bool shared_prefixes::rest(int slot, std::vector<kvtier::token> tokens) {
     entry & e = at(slot);
-    const bool waited_for = !e.line.empty();
+    const bool waited_for = !e.line.empty() || e.n_owed > 0;
+    e.n_owed     = 0;
     e.n_there    = tokens.size();
     e.tokens     = std::move(tokens);
     e.evaluating = false;
@@ -32,7 +36,7 @@ bool shared_prefixes::rest(int slot, std::vector<kvtier::token> tokens) {
 }
 
 bool shared_prefixes::forget(int slot) {
-    const bool waited_for = !at(slot).line.empty();
+    const bool waited_for = !at(slot).line.empty() || at(slot).n_owed > 0;
     at(slot) = {};
     return waited_for;
 }
@@ -105,7 +109,20 @@ bool shared_prefixes::is_reached(int slot) {
     const auto there = std::remove_if(e.line.begin(), e.line.end(), [&](const waiting & w) { return w.n_tokens <= e.n_there; });
     const bool any   = there != e.line.end();
     e.line.erase(there, e.line.end());
+    e.n_owed = any ? e.n_there : e.n_owed;
     return any;
+}
+
+// They would be evaluated in one batch with the rest of this prompt. Whoever has evaluated their part for them should not be later for
+// that, so they wait for a short rest, too.
+bool shared_prefixes::lets_go(int slot) {
+    entry & e = at(slot);
+    const size_t n_left = e.tokens.size() - std::min(e.n_there, e.tokens.size());
+    if (e.n_owed == 0 || (!e.whole && n_left <= e.n_owed / short_rest)) {
+        return false;
+    }
+    e.n_owed = 0;
+    return true;
 }
 
 } // namespace llama_run

@@ -60,6 +60,9 @@ public:
     // Whether somebody waits for a part that is there by now. It is told once.
     bool is_reached(int slot);
 
+    // Whether those who waited for such a part may begin now. It is told once.
+    bool lets_go(int slot);
+
     // Folded state at the length that the slot has now, for those who wait for it.
     void add_anchor(int slot, anchor_copy anchor) { at(slot).anchors.push_back(std::move(anchor)); }
 
@@ -74,6 +77,7 @@ private:
         std::vector<kvtier::token> tokens;  // empty: not known
         size_t                     n_there  = 0;
         size_t                     n_handed = 0; // of those, what was handed over
+        size_t                     n_owed   = 0; // for so many somebody has waited, who may not begin yet
         bool                       evaluating = false;
         bool                       whole = false; // All of the prompt is there.
         std::vector<anchor_copy>   anchors; // shortest first
