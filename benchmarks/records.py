@@ -263,6 +263,7 @@ class LoadResult(Result, total=False):
 
 class CrowdRound(Rush):
     new: int | None  # tokens of all prompts that no prompt before them had; None where that is not known
+    alone: CrowdAnswer | None  # of one that asks while nobody else does
 
 
 class _CrowdPeer(TypedDict):
@@ -273,6 +274,7 @@ class CrowdPeer(_CrowdPeer, total=False):
     seconds: Stat
     p95_ms: Stat  # of whole requests
     evaluated_per_new: Stat
+    first_to_alone: Stat  # time to the first token of all, by token of its prompt, as a ratio to that of one alone
 
 
 class CrowdResult(Result, total=False):

@@ -238,6 +238,7 @@ def _crowd(result: CrowdResult) -> list[Table]:
         "x ours",
         "p95 of a request",
         "evaluated per new",
+        "first token, x alone",
         "errors",
     )
     peers = result.get("peers", {})
@@ -246,6 +247,7 @@ def _crowd(result: CrowdResult) -> list[Table]:
     for name, peer in peers.items():
         took = peer.get("seconds")
         per_new = peer.get("evaluated_per_new")
+        later = peer.get("first_to_alone")
         rows.append(
             (
                 name,
@@ -255,6 +257,7 @@ def _crowd(result: CrowdResult) -> list[Table]:
                 f"{took['median'] / ours['median']:.2f}" if took and ours else "",
                 seconds(peer["p95_ms"]["median"]) if "p95_ms" in peer else "",
                 f"{per_new['median']:.2f}" if per_new else "",
+                f"{later['median']:.2f}" if later else "",
                 str(sum(len(each["errors"]) for each in peer["rounds"])),
             )
         )

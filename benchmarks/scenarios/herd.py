@@ -1,7 +1,8 @@
 """Has many clients ask at once with one new beginning: how often is it evaluated, and how long do they wait?
 
 Their prompts begin with the same static prefix, which nobody has asked before, and end with some words of their own.
-Every client has a slot.
+Every client has a slot. Another one asks alone, with as long a beginning of its own: the first of those that ask at
+once should be answered as soon.
 """
 
 from __future__ import annotations
@@ -50,18 +51,24 @@ def needs(bench: Bench) -> int:
 def plan(bench: Bench, ctx: int) -> float:
     """Whoever shares nothing evaluates the prefix for every client."""
     clients = bench.options.clients
-    own = clients * (OWN_TOKENS + tokens_of(bench) * RunProgress.ANSWER_TOKEN)
-    prefixes = 1 + len(bench.options.peers) * clients
+    own = (clients + 1) * (OWN_TOKENS + tokens_of(bench) * RunProgress.ANSWER_TOKEN)
+    prefixes = 2 + len(bench.options.peers) * (clients + 1)
     return bench.options.repeat * (prefixes * prefix_of(bench) + (1 + len(bench.options.peers)) * own)
 
 
 def play(bench: Bench, result: CrowdResult) -> None:
-    def clients(turn: int) -> list[Client]:
-        system = bench.salted(bench.text(prefix_of(bench), f"herd {turn}"))
-        questions = [partial(bench.text, OWN_TOKENS, f"herd {turn} {n}") for n in range(bench.options.clients)]
+    def asking(n_clients: int, seed: str) -> list[Client]:
+        system = bench.salted(bench.text(prefix_of(bench), seed))
+        questions = [partial(bench.text, OWN_TOKENS, f"{seed} {n}") for n in range(n_clients)]
         return [conversation(system, [question]) for question in questions]
 
-    rounds.play(bench, result, slots(bench), clients, tokens_of(bench), "client")
+    cast = rounds.Cast(
+        clients=lambda turn: asking(bench.options.clients, f"herd {turn}"),
+        tokens=tokens_of(bench),
+        what="client",
+        alone=lambda turn: asking(1, f"alone {turn}")[0],
+    )
+    rounds.play(bench, result, slots(bench), cast)
 
 
 def end(limits: Limits, result: CrowdResult) -> None:

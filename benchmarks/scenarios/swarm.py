@@ -73,7 +73,7 @@ def play(bench: Bench, result: CrowdResult) -> None:
             for number in range(options.clients)
         ]
 
-    rounds.play(bench, result, slots(bench), clients, tokens_of(bench), "agent")
+    rounds.play(bench, result, slots(bench), rounds.Cast(clients, tokens_of(bench), "agent"))
 
 
 def end(limits: Limits, result: CrowdResult) -> None:

@@ -70,10 +70,11 @@ def summary_of(warm_ms: float = 20.0) -> dict[str, Any]:
     load = {"answers": answers, "errors": [], "ttft_ms": percentiles([a["ttft_ms"] for a in answers])}
     crowd = {
         name: {
-            "rounds": [{"answers": answers, "errors": [], "seconds": took, "new": 1000}] * 2,
+            "rounds": [{"answers": answers, "errors": [], "seconds": took, "new": 1000, "alone": None}] * 2,
             "seconds": summarise([took, took]),
             "p95_ms": summarise([900.0]),
             "evaluated_per_new": summarise([per_new]),
+            "first_to_alone": summarise([1.02]),
         }
         for name, took, per_new in (("llama-run", 2.0, 1.01), ("off", 14.0, 7.7))
     }
@@ -139,7 +140,7 @@ def test_report_has_every_scenario(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "- upstream: given by the user; `version: 7`, sha256 ee" in page
     told = "| 1 turn 1 | hot | 1,000 | 100 | 900 | 100 | 900 ms | 950 ms | 900 ms |"
     assert told in page, "tokens, new, reused, evaluated, first token, whole request, from nothing"
-    assert "| off | 2 | 14.00 s | 0% | 7.00 | 900 ms | 7.70 | 0 |" in page
+    assert "| off | 2 | 14.00 s | 0% | 7.00 | 900 ms | 7.70 | 1.02 | 0 |" in page
     assert "| cpu | a-model | small |" in (run / "summary.md").read_text()
     assert json.loads((run / "summary.json").read_text())["valid"] is True
     assert "eleven turns" in capsys.readouterr().out
