@@ -41,7 +41,7 @@ def ensure_default_model(home: Home) -> Path:
                 _fetch_into(path)
     except OSError as error:
         raise UserError(
-            f"cannot write {path}: {error.strerror or error}", "free some disk space and run again"
+            f"cannot write {path}: {error.strerror or error}", "free some disk space, or check its permissions"
         ) from error
     return path
 
