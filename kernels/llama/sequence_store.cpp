@@ -14,6 +14,11 @@ using kvtier::status;
 // Enough for the copies of one append to be made at full speed.
 static constexpr uint64_t put_bytes = uint64_t(32) << 20;
 
+// Appends are ordered for so long before the next batch of others, and at least one of them. Their copies go on beside it: enough to keep
+// a device busy meanwhile, and few enough for who gives up to wait for them, and for other restores to come between.
+static constexpr std::chrono::milliseconds ordering{ 2 };
+static constexpr size_t                    most_ordered = 4;
+
 // Memory at hand for pages and anchors, at most: what a batch of a large model's leaves.
 static constexpr uint64_t most_stock = uint64_t(384) << 20;
 static constexpr uint64_t n_anchors_at_hand = 2;
@@ -294,31 +299,36 @@ std::unique_ptr<arriving_sequence> sequence_store::begin_put(llama_seq_id seq, k
 }
 
 arriving_sequence::~arriving_sequence() {
-    (void) finish_copies();
+    (void) finish_copies(true);
     if (!over || !outcome.is_ok()) {
         llama_memory_seq_rm(llama_get_memory(store.ctx), seq, -1, -1);
     }
 }
 
-// False: they could not be made.
-bool arriving_sequence::finish_copies() {
-    llama_state_taking * const made = copies;
-    copies = nullptr;
-    return made == nullptr || llama_state_taking_finish(made);
+// Those that are made by now; wait: all. False: one could not be made.
+bool arriving_sequence::finish_copies(bool wait) {
+    bool made = true;
+    while (!copies.empty() && (wait || llama_state_taking_ready(copies.front()))) {
+        made = llama_state_taking_finish(copies.front()) && made;
+        copies.pop_front();
+    }
+    return made;
 }
 
 // Rows come first, all of them or those before the first that cannot be read; then what goes with them.
 bool arriving_sequence::advance(bool wait) {
     const bool has_rows = store.parts & LLAMA_STATE_PART_ROWS;
+    const auto until    = std::chrono::steady_clock::now() + ordering;
     while (!over) {
-        if (copies != nullptr && !wait && !llama_state_taking_ready(copies)) {
+        if (!finish_copies(wait && copies.size() >= most_ordered) && outcome.is_ok()) {
+            outcome = status::miss("rows could not be copied into the context");
+        }
+        if (!wait && !copies.empty() && (copies.size() >= most_ordered || std::chrono::steady_clock::now() > until)) {
             return false;
         }
         const bool all_read = wait || state.wait_at_most(std::chrono::milliseconds(0));
         size_t     end      = n_runs_put;
-        if (!finish_copies()) {
-            outcome = status::miss("rows could not be copied into the context");
-        } else if (has_rows && n_runs_put < state.n_runs()) {
+        if (outcome.is_ok() && has_rows && n_runs_put < state.n_runs()) {
             end = state.wait_for_runs(n_runs_put, wait ? put_bytes : 0);
         }
         std::vector<llama_state_rows_block> rows;
@@ -335,13 +345,19 @@ bool arriving_sequence::advance(bool wait) {
             return false; // Nor do others wait for files.
         }
         if (end > n_runs_put) {
-            copies = llama_state_rows_append_begin(store.ctx, rows.data(), rows.size(), seq);
-            if (copies != nullptr) {
+            if (llama_state_taking * const ordered = llama_state_rows_append_begin(store.ctx, rows.data(), rows.size(), seq)) {
+                copies.push_back(ordered);
                 n_runs_put = end;
                 n_put      = std::min<size_t>(state.run(end - 1).p1, state.n_tokens());
                 continue;
             }
             outcome = status::miss("the context refuses the rows of " + std::to_string(state.n_tokens()) + " tokens");
+        }
+        if (!wait && !copies.empty()) {
+            return false;
+        }
+        if (!finish_copies(true) && outcome.is_ok()) {
+            outcome = status::miss("rows could not be copied into the context");
         }
         n_put   = has_rows ? n_put : state.n_tokens();
         outcome = outcome.is_ok() ? store.put_rest(seq, state, n_put) : outcome;

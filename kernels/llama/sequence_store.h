@@ -28,6 +28,7 @@ struct llama_state_taking; // state_rows.h
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -92,14 +93,14 @@ private:
     friend class sequence_store;
     arriving_sequence(const sequence_store & store, llama_seq_id seq, kvtier::loading & state) : store(store), seq(seq), state(state) {}
 
-    bool finish_copies();
+    bool finish_copies(bool wait);
 
     const sequence_store & store;
     const llama_seq_id     seq;
     kvtier::loading &      state;
     size_t                 n_runs_put = 0;
     size_t                 n_put      = 0; // tokens
-    llama_state_taking *   copies     = nullptr; // of the rows last appended
+    std::deque<llama_state_taking *> copies; // of rows that were appended, made in this order
     bool                   over       = false;
     kvtier::status         outcome    = kvtier::status::ok();
 };

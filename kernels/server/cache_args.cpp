@@ -80,7 +80,7 @@ void add_cache_args(const std::function<void(common_arg)> & add_opt) {
     add({ { "--cache-ssd-hot-window" }, "N", "turns without use until state is no longer hot (default: 2)",
           [](common_params & params, int value) { params.cache_ssd.hot_window = parse_count(value, 0); } },
         "LLAMA_ARG_CACHE_SSD_HOT_WINDOW");
-    add({ { "--cache-ssd-warm-window" }, "N", "turns without use until state leaves RAM (default: 4)",
+    add({ { "--cache-ssd-warm-window" }, "N", "turns without use until state leaves RAM, with room or without (default: 64)",
           [](common_params & params, int value) { params.cache_ssd.warm_window = parse_count(value, 0); } },
         "LLAMA_ARG_CACHE_SSD_WARM_WINDOW");
     add({ { "--cache-ssd-max-cold" }, "N", "cold checkpoints kept per conversation (default: 32)",

@@ -20,7 +20,7 @@ struct cache_options {
     uint32_t    page_size         = 256;   // tokens
     uint32_t    max_checkpoints   = 64;    // per conversation
     uint32_t    hot_window        = 2;     // turns
-    uint32_t    warm_window       = 4;
+    uint32_t    warm_window       = 64;    // of a user: agents take turns
     uint32_t    max_cold          = 32;    // cold checkpoints per conversation
     uint32_t    max_conversations = 256;
     uint64_t    max_bytes         = 0;     // on disk; 0: a fifth of the free space, at most 64 GiB

@@ -54,6 +54,20 @@ def test_state_that_parts_one_token_before_a_checkpoint_is_not_used(serve: Serve
         server.complete(first)
 
 
+@pytest.mark.parametrize("name", ["dense", "hybrid-moe"])
+def test_agents_that_take_turns_find_their_state_in_ram(serve: Serve, kv: Path, name: str) -> None:
+    """All of them are one user's: each one's state has had no use for as many turns as there are others."""
+    server = serve(toy(name), *ONE_SLOT, cache=kv)
+    text = server.tokens(" ".join(LINES))
+    agents = [text[start : start + 60] for start in range(0, 720, 60)]
+    for prompt in agents:
+        server.complete(prompt)
+    server.flush()
+    for prompt in agents:
+        answer = server.complete([*prompt, *text[720:740]])
+        assert answer.source in ("hot", "warm") and answer.reused >= 50, answer.timings
+
+
 def test_request_that_is_refused_stores_nothing(serve: Serve, kv: Path) -> None:
     """The slot still holds the conversation before it."""
     server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "512", cache=kv)

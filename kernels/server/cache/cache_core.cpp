@@ -236,6 +236,9 @@ bool cache_core::waits_for_prefix(const slot_view & slot, const std::shared_ptr<
 // restore
 //
 
+// Others hardly notice a step of a restore that takes no longer.
+static constexpr double short_step_ms = 1;
+
 // How long a copy of fewer bytes takes says nothing about larger ones.
 static constexpr uint64_t least_told_by = uint64_t(4) << 20;
 
@@ -304,10 +307,11 @@ bool cache_core::is_arriving(const slot_view & slot, server_prompt & prompt, cac
         return false;
     }
     const waited::timer timed(times, wait_cause::restore);
+    const stopwatch     watch;
     if (!t.arriving->state->advance(!others_go_on)) {
         return true;
     }
-    if (others_go_on && !t.arriving->whole) {
+    if (others_go_on && !t.arriving->whole && watch.ms() > short_step_ms) {
         t.arriving->whole = true;
         return true; // They have waited for the last step, and should not wait for the first tokens at once.
     }
