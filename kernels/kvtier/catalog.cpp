@@ -68,6 +68,17 @@ match catalog::lookup(const lookup_request & request) const {
     return out;
 }
 
+match catalog::chain(const key & name_space, const key & end) const {
+    match out;
+    out.name_space = name_space;
+    shared_lock guard(mu);
+    if (const run * last = graph.index.find(end)) {
+        out.n_tokens = last->p1;
+        gather(out, last);
+    }
+    return out;
+}
+
 // Fills in what the state of n_tokens consists of, the last of which is in `last`, and where it is.
 void catalog::gather(match & out, const run * last) const {
     const uint64_t turn    = graph.turn_of(out.name_space);
@@ -89,7 +100,7 @@ void catalog::gather(match & out, const run * last) const {
         if (r->p0 >= out.n_tokens) {
             continue; // beyond the limit
         }
-        out.runs.push_back({ r->k, r->p0, r->p1, r->size, r });
+        out.runs.push_back({ r->k, r->p0, r->p1, r->size, r, nullptr });
         weigh(object_kind::page, r->k, r->size);
         if (r->owner != previous) {
             previous = r->owner;
@@ -165,6 +176,9 @@ void catalog::touch(const match & m, int64_t now_ms) {
     checkpoint *   best  = nullptr;
     segment *      previous = nullptr;
     for (const matched_run & r : m.runs) {
+        if (r.node == nullptr) {
+            break; // From here on it is not in the catalog yet.
+        }
         segment * owner = r.node->owner;
         // Whoever was here before and got no further was used as a whole, such as a prefix that was stored to be shared.
         for (checkpoint * c : owner->ends) {

@@ -42,6 +42,9 @@ struct cut_result {
     bool                     is_being_read = false;
 };
 
+// Of a save whose anchors are not written, or not yet.
+std::shared_ptr<anchor> make_unwritten(const save_request & request, const save_anchor & from, int64_t now_ms);
+
 class catalog {
 public:
     // All of them must outlive it.
@@ -61,6 +64,9 @@ public:
 
     // catalog.cpp: searching
     match        lookup(const lookup_request & request) const;
+
+    // The runs that end with this one, if it is there.
+    match        chain(const key & name_space, const key & end) const;
 
     // What is likely to be restored next of a conversation: to go on with it, to ask or answer its last question again, or to begin
     // another one as it began. The longest first, each shorter than `below`; rows alone are one. No tokens: there is no more.

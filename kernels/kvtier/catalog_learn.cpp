@@ -84,7 +84,7 @@ status catalog::misses_anchor(const save_request & request, const save_anchor & 
     return status::ok();
 }
 
-static std::shared_ptr<anchor> make_unwritten(const save_request & request, const save_anchor & from, int64_t now_ms) {
+std::shared_ptr<anchor> make_unwritten(const save_request & request, const save_anchor & from, int64_t now_ms) {
     auto a = std::make_shared<anchor>();
     a->k               = from.k;
     a->name_space      = user_key(request.root.user);

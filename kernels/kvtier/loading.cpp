@@ -201,8 +201,9 @@ void loading_work::prepare() {
     loaded.runs.resize(m->runs.size());
     for (size_t i = 0; i < m->runs.size(); i++) {
         // A model without attention rows has runs without payload: there is nothing to read.
-        loaded.runs[i] = { m->runs[i].p0, m->runs[i].p1, m->runs[i].size == 0 ? std::make_shared<buffer>(0)
-                           : rooms->ram.get(object_kind::page, m->runs[i].k, turn) };
+        loaded.runs[i] = { m->runs[i].p0, m->runs[i].p1, m->runs[i].size == 0       ? std::make_shared<buffer>(0)
+                                                         : m->runs[i].node == nullptr ? m->runs[i].data
+                                                         : rooms->ram.get(object_kind::page, m->runs[i].k, turn) };
         rooms->count.bytes_from_ram += is_asked_for() && loaded.runs[i].data != nullptr ? m->runs[i].size : 0;
         there.push_back(loaded.runs[i].data != nullptr);
     }
@@ -389,6 +390,10 @@ status store::begin_load(const match & m, const token * tokens, size_t n_tokens,
     if (m.at != nullptr && (m.at->n_tokens != m.n_tokens || tokens_checksum(tokens, m.n_tokens) != m.at->tokens_checksum)) {
         rooms->count.load_failures++;
         return status::miss("the anchor at " + std::to_string(m.n_tokens) + " belongs to other tokens");
+    }
+    if (!std::all_of(m.arriving.begin(), m.arriving.end(), [](const auto & data) { return data->wait(); })) {
+        rooms->count.load_failures++;
+        return status::miss("what waits to be written could not be copied");
     }
     return begin_loading(*rooms, m, reading_for::request, out);
 }

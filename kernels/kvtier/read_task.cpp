@@ -38,10 +38,10 @@ std::vector<read_task> read_tasks(const file_layout & layout, const match & m, c
         tasks.push_back(std::move(task));
     }
     for (size_t i = 0; i < m.runs.size(); i++) {
-        const run & r = *m.runs[i].node;
-        if (have.runs[i].data != nullptr) {
+        if (have.runs[i].data != nullptr || m.runs[i].node == nullptr) {
             continue;
         }
+        const run & r = *m.runs[i].node;
         const bool is_large  = r.size >= buffer::min_large;
         const bool continues = !tasks.empty() && !tasks.back().is_anchor && tasks.back().owner == r.owner &&
                                tasks.back().is_large == is_large &&

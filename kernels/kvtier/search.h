@@ -16,6 +16,7 @@
 
 namespace kvtier {
 
+class  arriving_data; // store.h
 struct segment;
 struct anchor;
 struct run;
@@ -69,7 +70,8 @@ struct matched_run {
     uint32_t    p0 = 0;
     uint32_t    p1 = 0;
     uint64_t    size = 0;
-    const run * node = nullptr; // alive through the lease
+    const run * node = nullptr; // alive through the lease; null: it waits to be written
+    blob        data;           // then
 };
 
 struct match {
@@ -86,6 +88,7 @@ struct match {
     uint64_t                 conversation = 0; // conv_hash of the prompt
     std::vector<matched_run> runs;             // consecutive, from position 0
     std::shared_ptr<anchor>  at;               // folded: the anchor at n_tokens
+    std::vector<std::shared_ptr<const arriving_data>> arriving; // what of it waits to be written may not be there yet
     lease                    held;
 };
 

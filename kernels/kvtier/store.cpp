@@ -103,6 +103,10 @@ match store::lookup(const lookup_request & request) const {
     return rooms->known.lookup(request);
 }
 
+match store::chain(const key & name_space, const key & end) const {
+    return rooms->known.chain(name_space, end);
+}
+
 void store::touch(const match & m) {
     rooms->known.touch(m, rooms->e.now_ms());
 }

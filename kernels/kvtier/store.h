@@ -77,6 +77,9 @@ public:
 
     // False: they could not be had. Any thread may wait, more than once.
     virtual bool wait() const = 0;
+
+    // Whether wait would return at once.
+    virtual bool is_there() const = 0;
 };
 
 // Which conversation a sequence belongs to, and what its client says of it.
@@ -181,6 +184,9 @@ public:
 
     // lookup finds the longest stored prefix that is of use.
     match lookup(const lookup_request & request) const;
+
+    // The rows up to this run's end, whose tokens the caller knows. No tokens: it is not stored.
+    match chain(const key & name_space, const key & end) const;
 
     // restore reads all bytes of a match and verifies them. Anything but ok means that none of it may be used. A damaged file
     // is set aside first, so that the next lookup finds what is left.

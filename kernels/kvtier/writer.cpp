@@ -22,8 +22,8 @@ save_request writer::plan(const plan_request & request) const {
     std::vector<save_run> queued_runs;
     {
         mutex_lock guard(mu);
-        for (const save_request & queued_request : queue) {
-            for (const save_run & r : queued_request.runs) {
+        for (const auto & queued_request : queue) {
+            for (const save_run & r : queued_request->runs) {
                 save_run name = r;
                 name.data = nullptr;
                 queued_runs.push_back(std::move(name));
@@ -41,7 +41,7 @@ bool writer::enqueue(save_request request) {
     }
     bytes += size;
     n_queued++;
-    queue.push_back(std::move(request));
+    queue.push_back(std::make_shared<const save_request>(std::move(request)));
     changed.notify_all();
     return true;
 }
@@ -59,45 +59,14 @@ bool writer::admits(uint64_t n_bytes) {
     return true;
 }
 
-writer::promise writer::coming(const chain_root & root, const token * tokens, size_t n_tokens) const {
-    promise best;
-    mutex_lock guard(mu);
-    if (queue.empty() || held) {
-        return best;
+// The queue comes first: what is done with meanwhile is in the store as well.
+match writer::find(const lookup_request & request) const {
+    queued_saves saves;
+    {
+        mutex_lock guard(mu);
+        saves.assign(queue.begin(), queue.end());
     }
-    const key wanted = root_key(root);
-    uint64_t  number = n_done;
-    for (const save_request & request : queue) {
-        number++;
-        if (root_key(request.root) != wanted) {
-            continue;
-        }
-        const size_t n_both = std::min(n_tokens, request.tokens.size());
-        const auto   parted = std::mismatch(tokens, tokens + n_both, request.tokens.begin());
-        size_t       length = static_cast<size_t>(parted.first - tokens);
-        if (request.folded) {
-            size_t anchored = 0;
-            for (const save_anchor & a : request.anchors) {
-                anchored = a.n_tokens <= length ? std::max<size_t>(anchored, a.n_tokens) : anchored;
-            }
-            length = anchored;
-        }
-        if (length > best.n_tokens) {
-            best = { length, number };
-        }
-    }
-    return best;
-}
-
-bool writer::wait_for(const promise & save, std::chrono::milliseconds at_most) {
-    mutex_lock guard(mu);
-    const auto until = std::chrono::steady_clock::now() + at_most;
-    while (n_done < save.number) {
-        if (!changed.wait_until(guard, until)) {
-            return n_done >= save.number;
-        }
-    }
-    return true;
+    return find_with_queued(request, saves, target);
 }
 
 void writer::hold(bool on) {
@@ -177,12 +146,12 @@ void writer::run() {
             }
         }
         if (!queue.empty() && (stopping || may_write_queued())) {
-            // It stays in the queue while it is written, for plan() to see; a deque does not move its front.
-            const save_request & request = queue.front();
-            const bool           waits   = settled.concerns(request);
+            // It stays in the queue while it is written, for plan and find to see.
+            const std::shared_ptr<const save_request> request = queue.front();
+            const bool                                waits   = settled.concerns(*request);
             guard.unlock();
-            const uint64_t size = request.bytes();
-            written        done = write(request, waits);
+            const uint64_t size = request->bytes();
+            written        done = write(*request, waits);
             guard.lock();
             std::vector<save_request> needless;
             if (done.keeps_back) {

@@ -10,6 +10,7 @@
 // plan return without waiting for files.
 #pragma once
 
+#include "kvtier/queued_state.h"
 #include "kvtier/settling.h"
 #include "kvtier/store.h"
 #include "kvtier/thread_annotations.h"
@@ -18,6 +19,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -43,18 +45,11 @@ public:
     // Says the same for a request of about that size, so that nothing is copied in vain.
     bool has_room(uint64_t n_bytes);
 
-    // This is what tokens could restore once a queued save is on disk.
-    struct promise {
-        size_t   n_tokens = 0; // 0: nothing of it is queued
-        uint64_t number   = 0; // of the save
-    };
-    promise coming(const chain_root & root, const token * tokens, size_t n_tokens) const;
-
-    // Returns when that save is on disk or kept in memory or has failed, or false when it has done neither within this time.
-    bool wait_for(const promise & save, std::chrono::milliseconds at_most);
+    // What the store's lookup would find if the queue were on disk. Some of it may still be on its way into memory.
+    match find(const lookup_request & request) const;
 
     // Nothing is written from now on, until it is allowed again, flushed or stopped: a battery is low. Requests stay in the
-    // queue, and nobody is promised anything.
+    // queue, and are found there.
     void hold(bool on);
 
     // Returns when everything that was queued before the call is on disk, or has failed; also what was kept back.
@@ -93,7 +88,7 @@ private:
 
     mutable mutex            mu;
     condition                changed;
-    std::deque<save_request> queue GUARDED_BY(mu);        // the front one is being written
+    std::deque<std::shared_ptr<const save_request>> queue GUARDED_BY(mu); // the front one is being written
     uint64_t                 bytes GUARDED_BY(mu)    = 0;
     uint64_t                 n_queued GUARDED_BY(mu) = 0; // ever
     uint64_t                 n_done GUARDED_BY(mu)   = 0; // ever

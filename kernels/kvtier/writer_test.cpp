@@ -75,32 +75,118 @@ TEST(trouble_is_told_once_until_it_is_over) {
     CHECK(w.last_error().empty());
 }
 
-TEST(what_is_queued_is_promised) {
-    fault_env   disk;
-    const model m;
-    auto        s = open(disk, m.options());
-    disk.set_delay_us(20000);
-    writer                   w(*s, 1 << 20);
-    const std::vector<token> tokens  = random_tokens(1, 64);
-    save_request             request = w.plan(planned(m, tokens));
+static lookup_request asked(const model & m, const std::vector<token> & tokens) {
+    lookup_request r;
+    r.root     = m.root();
+    r.tokens   = tokens.data();
+    r.n_tokens = tokens.size();
+    r.limit    = tokens.size();
+    r.folded   = m.folded_size > 0;
+    return r;
+}
+
+// Restores what is stored and queued; wrong bytes fail the test.
+static size_t restore(const model & m, store & s, const writer & w, const std::vector<token> & tokens) {
+    const match found = w.find(asked(m, tokens));
+    if (found.n_tokens > 0) {
+        loaded_state state;
+        CHECK(s.load(found, tokens.data(), tokens.size(), state).is_ok());
+        CHECK(state.n_tokens == found.n_tokens && m.is_right(state, tokens));
+        s.touch(found);
+    }
+    return found.n_tokens;
+}
+
+// A turn that ends with so many of the tokens.
+static void queue_turn(const model & m, writer & w, std::vector<token> tokens, size_t n) {
+    tokens.resize(n);
+    plan_request p = planned(m, tokens);
+    if (m.folded_size > 0) {
+        p.anchors = { static_cast<uint32_t>(n) };
+    }
+    save_request request = w.plan(p);
     m.fill(request);
-    CHECK(w.coming(m.root(), tokens.data(), 64).n_tokens == 0);
     CHECK(w.enqueue(std::move(request)));
+}
 
-    const writer::promise whole = w.coming(m.root(), tokens.data(), 64);
-    CHECK(whole.n_tokens == 64);
-    std::vector<token> branch = tokens;
-    branch[40]++;
-    CHECK(w.coming(m.root(), branch.data(), 64).n_tokens == 40);
-    CHECK(w.coming(m.root(), tokens.data(), 10).n_tokens == 10);
-    chain_root other = m.root();
-    other.user = "somebody else";
-    CHECK(w.coming(other, tokens.data(), 64).n_tokens == 0);
+TEST(what_is_queued_is_found) {
+    for (const size_t folded_size : { size_t(0), size_t(100) }) {
+        fault_env disk;
+        model     m;
+        m.folded_size = folded_size;
+        auto                     s      = open(disk, m.options());
+        const std::vector<token> tokens = random_tokens(1, 200);
+        writer                   w(*s, 1 << 20);
+        queue_turn(m, w, tokens, 40);
+        w.flush();
+        w.hold(true);
+        CHECK(restore(m, *s, w, tokens) == 40);
+        queue_turn(m, w, tokens, 90);
+        queue_turn(m, w, tokens, 160);
+        CHECK(m.restore(*s, tokens) == 40);
+        CHECK(restore(m, *s, w, tokens) == 160);
 
-    CHECK(!w.wait_for(whole, std::chrono::milliseconds(1)));
-    CHECK(w.wait_for(whole, std::chrono::seconds(20)));
-    CHECK(m.restore(*s, tokens) == 64);
-    CHECK(w.coming(m.root(), tokens.data(), 64).n_tokens == 0);
+        std::vector<token> branch = tokens;
+        branch[100]++;
+        CHECK(restore(m, *s, w, branch) == (folded_size > 0 ? 90 : 100));
+        branch[20]++;
+        CHECK(restore(m, *s, w, branch) == (folded_size > 0 ? 0 : 20));
+        lookup_request part = asked(m, tokens);
+        part.limit = 120;
+        CHECK(w.find(part).n_tokens == (folded_size > 0 ? 90 : 120));
+        model other = m;
+        other.user  = "somebody else";
+        CHECK(restore(other, *s, w, tokens) == 0);
+
+        // It may be written, and leave the queue, before it is read.
+        const match before = w.find(asked(m, tokens));
+        w.flush();
+        loaded_state state;
+        CHECK(s->load(before, tokens.data(), tokens.size(), state).is_ok());
+        CHECK(state.n_tokens == 160 && m.is_right(state, tokens));
+        s->touch(before);
+        CHECK(m.restore(*s, tokens) == 160 && restore(m, *s, w, tokens) == 160);
+
+        // It parts from what is stored within a page, where that has a little more in common with the prompt than the page before.
+        w.hold(true);
+        branch      = tokens;
+        branch[100]++;
+        queue_turn(m, w, branch, 180);
+        CHECK(restore(m, *s, w, branch) == 180);
+        branch[150]++;
+        CHECK(restore(m, *s, w, branch) == (folded_size > 0 ? 90 : 150));
+    }
+}
+
+namespace {
+
+class never_there : public arriving_data {
+public:
+    bool wait() const override { return false; }
+    bool is_there() const override { return tells; }
+    explicit never_there(bool tells) : tells(tells) {}
+    const bool tells;
+};
+
+} // namespace
+
+TEST(what_is_queued_and_could_not_be_copied_is_not_restored) {
+    for (const bool tells : { false, true }) {
+        fault_env                disk;
+        const model              m;
+        auto                     s      = open(disk, m.options());
+        const std::vector<token> tokens = random_tokens(1, 64);
+        writer                   w(*s, 1 << 20);
+        w.hold(true);
+        save_request request = w.plan(planned(m, tokens));
+        m.fill(request);
+        request.arriving.push_back(std::make_shared<never_there>(tells));
+        CHECK(w.enqueue(std::move(request)));
+        const match  found = w.find(asked(m, tokens));
+        loaded_state state;
+        CHECK(found.n_tokens == (tells ? 0 : 64));
+        CHECK(s->load(found, tokens.data(), tokens.size(), state).is_miss());
+    }
 }
 
 TEST(a_full_queue_refuses_at_once_and_counts_it) {

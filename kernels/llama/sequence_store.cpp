@@ -45,15 +45,25 @@ public:
     }
 
     bool wait() const override {
-        std::call_once(waited, [&] { there = llama_state_taking_finish(taking); });
+        std::lock_guard<std::mutex> guard(mu);
+        if (!finished) {
+            there    = llama_state_taking_finish(taking);
+            finished = true;
+        }
         return there;
+    }
+
+    bool is_there() const override {
+        std::unique_lock<std::mutex> guard(mu, std::try_to_lock);
+        return guard && (finished || llama_state_taking_ready(taking)); // Else somebody waits for it just now.
     }
 
 private:
     llama_state_taking *            taking = nullptr;
     const std::vector<kvtier::blob> into;
-    mutable std::once_flag          waited;
-    mutable bool                    there = false;
+    mutable std::mutex              mu;
+    mutable bool                    finished = false;
+    mutable bool                    there    = false;
 };
 
 } // namespace
@@ -241,22 +251,15 @@ kvtier::lookup_request sequence_store::question(const sequence_scope & scope, co
 
 kvtier::match sequence_store::find(const sequence_scope & scope, const std::vector<kvtier::token> & tokens,
                                    size_t limit, uint64_t conversation) const {
-    return store_->lookup(question(scope, tokens, limit, conversation));
+    return writer_->find(question(scope, tokens, limit, conversation));
 }
 
 bool sequence_store::is_in_ram(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t n_tokens,
                                uint64_t conversation) const {
     kvtier::lookup_request asked = question(scope, tokens, n_tokens, conversation);
     asked.counted = false;
-    // In this order: what the writer is done with meanwhile is found.
-    const bool          comes = coming(scope, tokens, n_tokens).n_tokens == n_tokens && writer_->last_error().empty();
-    const kvtier::match found = store_->lookup(asked);
-    return (comes || found.n_tokens == n_tokens) && found.bytes_disk == 0; // The writer has what is new alone.
-}
-
-kvtier::writer::promise sequence_store::coming(const sequence_scope & scope, const std::vector<kvtier::token> & tokens,
-                                               size_t limit) const {
-    return writer_->coming(root(scope), tokens.data(), limit);
+    const kvtier::match found = writer_->find(asked);
+    return found.n_tokens == n_tokens && found.bytes_disk == 0 && writer_->last_error().empty();
 }
 
 status sequence_store::read(const kvtier::match & m, const std::vector<kvtier::token> & tokens,

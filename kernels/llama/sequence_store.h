@@ -143,9 +143,6 @@ public:
     // Whether the state of a sequence's first n_tokens can be had back without the disk, unless the writer fails to write it.
     bool is_in_ram(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t n_tokens, uint64_t conversation) const;
 
-    // What find would find more once the writer is done with it.
-    kvtier::writer::promise coming(const sequence_scope & scope, const std::vector<kvtier::token> & tokens, size_t limit) const;
-
     kvtier::status read(const kvtier::match & m, const std::vector<kvtier::token> & tokens, kvtier::loaded_state & out);
 
     // The same, read while the caller goes on. The match must outlive it.

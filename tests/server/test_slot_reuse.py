@@ -68,6 +68,24 @@ def test_agents_that_take_turns_find_their_state_in_ram(serve: Serve, kv: Path, 
         assert answer.source in ("hot", "warm") and answer.reused >= 50, answer.timings
 
 
+@pytest.mark.parametrize("name", toys.MODELS)
+def test_state_that_waits_to_be_written_is_found(serve: Serve, kv: Path, name: str) -> None:
+    """On a low battery all of it does."""
+    lone = serve(toy(name), *ONE_SLOT)
+    server = serve(toy(name), *ONE_SLOT, cache=kv)
+    server.post("/cache/power", {"mains": False, "battery": 5})
+    text = server.tokens(" ".join(LINES[:12]))
+    agents = [[*text[:50], *text[start : start + 100]] for start in (50, 60, 70)]
+    for prompt in agents:
+        server.complete(prompt)
+    for prompt in agents:
+        longer = [*prompt, *text[180:200]]
+        answer = server.complete(longer)
+        assert answer.source in ("hot", "warm") and answer.reused >= 140, answer.timings
+        assert answer.apart(lone.complete(longer, cache_prompt=False)) < TIE
+    assert server.cache()["counters"]["saves"] == 0, "nothing was written for that"
+
+
 def test_request_that_is_refused_stores_nothing(serve: Serve, kv: Path) -> None:
     """The slot still holds the conversation before it."""
     server = serve(toy("dense"), "--parallel", "1", "--ctx-size", "512", cache=kv)

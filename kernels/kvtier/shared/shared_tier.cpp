@@ -389,7 +389,7 @@ shared_match shared_tier::find(const lookup_request & request, const match & loc
     }
     std::set<key> stored;
     for (const matched_run & r : local.runs) {
-        if (r.p1 <= local.n_tokens) {
+        if (r.p1 <= local.n_tokens && r.node != nullptr) { // What waits to be written cannot be gone on from there.
             stored.insert(r.k);
         }
     }

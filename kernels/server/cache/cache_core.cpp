@@ -219,8 +219,7 @@ bool cache_core::waits_for_prefix(const slot_view & slot, const std::shared_ptr<
     if (coming.n_tokens > 0) {
         prefixes->wait(ticket, coming);
         ticket->look_again = true;
-        ticket->has_waited = false; // What it finds then it may wait for and read as if it had just arrived.
-        ticket->n_reads    = 0;
+        ticket->n_reads    = 0; // What it finds then it may read as if it had just arrived.
         if (!ticket->waiting_for_shared) {
             ticket->waiting_for_shared.emplace();
         }

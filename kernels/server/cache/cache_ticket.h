@@ -121,7 +121,6 @@ public:
     double                      read_ms   = 0;
     std::optional<size_t>       n_unfetched;             // tokens that there were without the shared folder; nothing: it had no more
     uint32_t                    n_reads   = 0;
-    bool                        has_waited = false;      // for the writer
     size_t                      n_in_slot = 0;           // tokens that the slot it is put off for can give
     held_bytes                  held;
     uint8_t                     stable = 0;              // what of its prompt was made stable

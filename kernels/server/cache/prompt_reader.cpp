@@ -16,10 +16,6 @@ using kvtier::status;
 // A measurement's noise must not turn a short restore into a short evaluation and back.
 static constexpr double recompute_margin_ms = 50;
 
-// A request waits so long for the writer at most. Before any prompt has shown how fast they are evaluated, it is worth that: those that
-// come together are a new server's first ones, and what they share takes longer than a disk does.
-static constexpr double max_wait_ms = 2000;
-
 // So much of a restore may be left to read, by estimate, when its request goes to the inference thread.
 static constexpr double max_left_ms        = 200;
 static constexpr double unknown_copy_speed = 8e9; // bytes per second, before the first one
@@ -85,35 +81,8 @@ void prompt_reader::look(cache_ticket & ticket) const {
     }
 }
 
-// Looks the prompt up, and tells what the writer still has for it beyond what was found and what the slot holds. The writer is asked
-// first: what it finishes meanwhile is found. A prompt waits once.
-kvtier::writer::promise prompt_reader::look_and_ask(cache_ticket & ticket, size_t n_in_slot) const {
-    kvtier::writer::promise save;
-    if (!ticket.has_waited && ticket.tokens.size() >= 2) {
-        save = stores.target->coming(ticket.scope, ticket.tokens, ticket.tokens.size() - 1);
-    }
-    look(ticket);
-    return save.n_tokens > std::max(ticket.target.match.n_tokens, n_in_slot) ? save : kvtier::writer::promise();
-}
-
-// A request may follow so soon on another that the state it needs is not on disk yet. Waiting for it takes no longer than
-// evaluating would. The inference thread never calls this.
-void prompt_reader::look_and_wait(cache_ticket & ticket, size_t n_in_slot) const {
-    const kvtier::writer::promise save = look_and_ask(ticket, n_in_slot);
-    if (save.n_tokens == 0) {
-        return;
-    }
-    const double n_gained = static_cast<double>(save.n_tokens - std::max(ticket.target.match.n_tokens, n_in_slot));
-    const double eval_ms  = measured.eval.get() > 0 ? 1000 * n_gained / measured.eval.get() : max_wait_ms;
-    ticket.has_waited = true;
-    (void) stores.target->queue().wait_for(save, std::chrono::milliseconds(static_cast<int64_t>(std::min(eval_ms, max_wait_ms))));
-    look(ticket);
-}
-
 size_t prompt_reader::n_stored(const cache_ticket & ticket) const {
-    const size_t limit  = ticket.tokens.size() - 1;
-    const size_t n_soon = stores.target->coming(ticket.scope, ticket.tokens, limit).n_tokens;
-    return std::max<size_t>(n_soon, stores.target->find(ticket.scope, ticket.tokens, limit).n_tokens);
+    return stores.target->find(ticket.scope, ticket.tokens, ticket.tokens.size() - 1).n_tokens;
 }
 
 prompt_reader::verdict prompt_reader::judge(const cache_ticket & ticket, size_t n_in_slot) const {
@@ -194,7 +163,7 @@ void prompt_reader::fetch(cache_ticket & ticket, size_t n_in_slot) {
 }
 
 void prompt_reader::arrive(cache_ticket & ticket, size_t n_in_slot) {
-    look_and_wait(ticket, n_in_slot);
+    look(ticket);
     fetch(ticket, n_in_slot);
     if (judge(ticket, n_in_slot) != verdict::read) {
         return; // The slot that it gets decides.
@@ -258,21 +227,21 @@ bool prompt_reader::prepare(const std::shared_ptr<cache_ticket> & ticket, size_t
     if (n_read > n_in_slot && !(again && n_stored(*ticket) > n_read)) {
         return true;
     }
-    if (look_and_ask(*ticket, n_in_slot).n_tokens == 0) {
-        const verdict found = judge(*ticket, n_in_slot);
-        if (found == verdict::recompute) {
-            ticket->miss = cache_miss::recompute_faster;
-        }
-        if (found != verdict::read) {
-            return true;
-        }
-        if (ticket->target.match.bytes_disk + ticket->draft.match.bytes_disk == 0) {
-            read(*ticket); // It comes from RAM: no file is touched.
-            return true;
-        }
-        if (ticket->n_reads >= max_reads) {
-            return true;
-        }
+    look(*ticket);
+    const verdict found = judge(*ticket, n_in_slot);
+    if (found == verdict::recompute) {
+        ticket->miss = cache_miss::recompute_faster;
+    }
+    if (found != verdict::read) {
+        return true;
+    }
+    const bool is_there = ticket->target.match.arriving.empty() && ticket->draft.match.arriving.empty();
+    if (is_there && ticket->target.match.bytes_disk + ticket->draft.match.bytes_disk == 0) {
+        read(*ticket); // It comes from RAM: no file is touched.
+        return true;
+    }
+    if (ticket->n_reads >= max_reads) {
+        return true;
     }
     kvtier::mutex_lock guard(mu);
     if (stopping) {
@@ -298,7 +267,7 @@ void prompt_reader::run() {
         cache_ticket &     ticket  = *pending.ticket;
         reads.pop_front();
         guard.unlock();
-        look_and_wait(ticket, ticket.n_in_slot);
+        look(ticket);
         const verdict found = judge(ticket, ticket.n_in_slot);
         if (found == verdict::recompute) {
             ticket.miss = cache_miss::recompute_faster;

@@ -74,9 +74,6 @@ private:
     void    read(cache_ticket & ticket);
     bool    read_part(sequence_store & from, stored_part & part, cache_ticket & ticket);
     void    run();
-    void    look_and_wait(cache_ticket & ticket, size_t n_in_slot) const;
-
-    kvtier::writer::promise look_and_ask(cache_ticket & ticket, size_t n_in_slot) const;
 
     cache_stores &          stores;
     speeds &                measured;
