@@ -26,7 +26,7 @@ struct candidate {
     size_t               n_common;
 };
 
-// Whether its bytes are there, or still come.
+// Whether its bytes are there, or may still come.
 bool is_sound(const save_request & save) {
     return std::none_of(save.arriving.begin(), save.arriving.end(),
                         [](const auto & data) { return data->is_there() && !data->wait(); });
@@ -56,9 +56,11 @@ void add_candidates(const save_request & save, const lookup_request & asked, siz
     }
 }
 
+// What is there by now may have failed since it was sound: whoever waits for it is told.
 void note_arriving(match & m, const save_request & from) {
     for (const auto & data : from.arriving) {
-        if (!data->is_there() && std::find(m.arriving.begin(), m.arriving.end(), data) == m.arriving.end()) {
+        const bool is_had = data->is_there() && data->wait();
+        if (!is_had && std::find(m.arriving.begin(), m.arriving.end(), data) == m.arriving.end()) {
             m.arriving.push_back(data);
         }
     }
@@ -115,17 +117,24 @@ match find_with_queued(const lookup_request & request, const queued_saves & queu
     if (queue.empty() || found.n_tokens >= asked.limit) {
         return found;
     }
-    const key              root = root_key(request.root);
-    queued_runs            runs;
-    std::vector<candidate> candidates;
+    const key                         root = root_key(request.root);
+    std::vector<const save_request *> own;
+    std::vector<candidate>            candidates;
     for (const auto & save : queue) {
         if (root_key(save->root) == root && is_sound(*save)) {
-            for (const save_run & r : save->runs) {
-                if (r.data != nullptr) {
-                    runs.insert({ r.k, { save.get(), &r } });
-                }
-            }
+            own.push_back(save.get());
             add_candidates(*save, asked, found.n_tokens, candidates);
+        }
+    }
+    if (candidates.empty()) {
+        return found;
+    }
+    queued_runs runs;
+    for (const save_request * save : own) {
+        for (const save_run & r : save->runs) {
+            if (r.data != nullptr) {
+                runs.insert({ r.k, { save, &r } });
+            }
         }
     }
     std::stable_sort(candidates.begin(), candidates.end(), [](const candidate & a, const candidate & b) { return a.n_tokens > b.n_tokens; });
@@ -135,7 +144,8 @@ match find_with_queued(const lookup_request & request, const queued_saves & queu
             with_queued.name_space   = found.name_space;
             with_queued.conversation = found.conversation;
             with_queued.n_common     = std::max(found.n_common, what.n_common);
-            with_queued.kind         = what.from->conversation_name() == found.conversation ? match_kind::conversation : match_kind::prefix;
+            const bool is_own        = what.from->conversation_name() == found.conversation || found.kind == match_kind::conversation;
+            with_queued.kind         = is_own ? match_kind::conversation : match_kind::prefix;
             with_queued.reason       = reason_of(with_queued, what, asked.limit);
             stored.count().hits         += request.counted && found.n_tokens == 0;
             stored.count().tokens_found += request.counted ? with_queued.n_tokens - found.n_tokens : 0;

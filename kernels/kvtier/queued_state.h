@@ -1,7 +1,7 @@
 // State that waits to be written, for prompts that come sooner than the disk is done with it.
 //
-// A save that is queued has its bytes in memory, and its runs go on from stored ones. A prompt that has most in common with one gets
-// its runs, and before them those that are stored.
+// A save that is queued has its bytes in memory, or on their way there; its runs go on from those of other saves and from stored ones. A
+// prompt gets the runs of the save that it has most in common with, and before them all that these go on from.
 //
 // Thread safety: a save does not change once it is queued. What is written meanwhile may be found in both places, under the same keys.
 #pragma once

@@ -1,6 +1,6 @@
 // What a search for a stored prefix asks and answers.
 //
-// A match names files and keeps them from being evicted as long as it lives; it holds no state yet. Between lookup (the
+// A match names files and keeps them from being evicted as long as it lives; it holds no state yet, but what waits to be written. Between lookup (the
 // inference thread, memory only) and load (any worker, reads files) it may be moved to another thread. It must not
 // outlive its store.
 #pragma once

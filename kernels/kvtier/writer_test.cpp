@@ -160,18 +160,21 @@ TEST(what_is_queued_is_found) {
 
 namespace {
 
+// It cannot be had, and says so from the n-th time on that it is asked.
 class never_there : public arriving_data {
 public:
+    explicit never_there(int silent_for) : silent_for(silent_for) {}
     bool wait() const override { return false; }
-    bool is_there() const override { return tells; }
-    explicit never_there(bool tells) : tells(tells) {}
-    const bool tells;
+    bool is_there() const override { return silent_for-- <= 0; }
+
+private:
+    mutable int silent_for;
 };
 
 } // namespace
 
 TEST(what_is_queued_and_could_not_be_copied_is_not_restored) {
-    for (const bool tells : { false, true }) {
+    for (const int silent_for : { 0, 1, 1000 }) {
         fault_env                disk;
         const model              m;
         auto                     s      = open(disk, m.options());
@@ -180,11 +183,11 @@ TEST(what_is_queued_and_could_not_be_copied_is_not_restored) {
         w.hold(true);
         save_request request = w.plan(planned(m, tokens));
         m.fill(request);
-        request.arriving.push_back(std::make_shared<never_there>(tells));
+        request.arriving.push_back(std::make_shared<never_there>(silent_for));
         CHECK(w.enqueue(std::move(request)));
         const match  found = w.find(asked(m, tokens));
         loaded_state state;
-        CHECK(found.n_tokens == (tells ? 0 : 64));
+        CHECK(found.n_tokens == (silent_for == 0 ? 0 : 64));
         CHECK(s->load(found, tokens.data(), tokens.size(), state).is_miss());
     }
 }

@@ -3,6 +3,7 @@
 #include "state_rows.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -55,14 +56,14 @@ public:
 
     bool is_there() const override {
         std::unique_lock<std::mutex> guard(mu, std::try_to_lock);
-        return guard && (finished || llama_state_taking_ready(taking)); // Else somebody waits for it just now.
+        return finished || (guard && llama_state_taking_ready(taking)); // Else somebody waits for it just now.
     }
 
 private:
     llama_state_taking *            taking = nullptr;
     const std::vector<kvtier::blob> into;
     mutable std::mutex              mu;
-    mutable bool                    finished = false;
+    mutable std::atomic<bool>       finished{ false };
     mutable bool                    there    = false;
 };
 
@@ -259,7 +260,8 @@ bool sequence_store::is_in_ram(const sequence_scope & scope, const std::vector<k
     kvtier::lookup_request asked = question(scope, tokens, n_tokens, conversation);
     asked.counted = false;
     const kvtier::match found = writer_->find(asked);
-    return found.n_tokens == n_tokens && found.bytes_disk == 0 && writer_->last_error().empty();
+    const bool          waits = !found.runs.empty() && found.runs.back().node == nullptr;
+    return found.n_tokens == n_tokens && found.bytes_disk == 0 && (!waits || writer_->last_error().empty());
 }
 
 status sequence_store::read(const kvtier::match & m, const std::vector<kvtier::token> & tokens,

@@ -72,7 +72,7 @@ def test_who_comes_during_the_answer_goes_on_from_its_prompt(serve: Serve, kv: P
     """The end of a prompt is handed over when somebody wants it, though its answer has just begun."""
     server = serve(toy(kind), *FLAGS, *PAGES, "--no-kv-unified", cache=kv)
     server.complete(server.tokens("Another one"))
-    server.flush()  # What is made once only is there, and a request waits no longer for the disk than evaluating takes.
+    server.flush()  # What is made once only is there.
     asked = prompts(server, 2)
     body = {"prompt": asked[0], "n_predict": 1900, "ignore_eos": True, "stream": True}
     with requests.post(f"{server.url}/completion", json=body, stream=True, timeout=60 * PATIENCE) as first:
@@ -87,10 +87,7 @@ def test_who_comes_during_the_answer_goes_on_from_its_prompt(serve: Serve, kv: P
 @pytest.mark.parametrize("n_stored", [0, 64], ids=["new", "stored in part"])
 @pytest.mark.parametrize("kind", ["dense", "mla"])
 def test_who_comes_between_two_batches_goes_on_from_the_first(serve: Serve, kv: Path, kind: str, n_stored: int) -> None:
-    """What is shared was evaluated in a large batch, and the first prompt is not whole: nothing was handed over yet.
-
-    There is enough of it to be worth waiting until it is written.
-    """
+    """What is shared was evaluated in a large batch, and the first prompt is not whole: nothing was handed over yet."""
     flags = ["--parallel", "4", "--ctx-size", "16384", "-b", "1024", *FLAGS[6:], "--no-kv-unified"]
     server = serve(toy(kind), *flags, *PAGES, cache=kv)
     words = server.tokens(TEXT)

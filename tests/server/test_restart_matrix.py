@@ -276,7 +276,7 @@ def test_restart_keeps_state(
         assert answer.source == ("cold" if name == "exact" else answer.source) != "slot"
         assert answer.said == reference.answer(name, known.pieces(request, answer.reused)).said, name
         known.learn(request, answer, answer.reused)
-        after.flush()  # what waits for the writer is not found yet
+        after.flush()  # the next one finds it in the store
     if unreported:  # it may be lost, nothing else may
         row.append(f"{unreported.ask(after, 7).reused}/{len(unreported.tokens)}")
     row += [""] * (len(table[0]) - len(row))
