@@ -389,6 +389,7 @@ common_json state_cache::describe() const {
     }
     kvtier::mutex_lock guard(mu);
     common_json off = { { "enabled", false }, { "reason", stopping ? stopping_message : why_off } };
+    off["overflow"] = overflow.describe(); // It does without a cache.
     if (held_by > 0) {
         off["held_by"] = held_by;
         off["path"]    = path;

@@ -3,6 +3,7 @@
 #include "kvtier/blake2b.h"
 #include "kvtier/file_names.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <random>
@@ -15,9 +16,11 @@ using kvtier::status;
 // The format's limits.
 static constexpr uint64_t max_file_bytes  = uint64_t(64) << 20;
 static constexpr uint64_t max_spool_bytes = uint64_t(1) << 30;
+static constexpr uint64_t header_bytes    = 1024; // more than it takes
 
 static constexpr size_t max_queued_bytes  = size_t(64) << 20;
 static constexpr size_t max_conversations = 4096; // whose progress is remembered
+static constexpr size_t max_histories     = 4;    // of one conversation: chats that begin alike may take turns
 
 static key digest_of(const std::string & text) {
     key out;
@@ -73,31 +76,48 @@ void archive_spool::leave(const std::string & user, uint64_t conversation, std::
     b.user         = kvtier::user_key(user);
     b.conversation = conversation;
     kvtier::mutex_lock guard(mu);
-    const conversation_key who{ b.user, conversation };
-    const auto             before = known.find(who);
-    size_t                 n_left = 0;
-    kvtier::blake2b        hash(sizeof(key));
-    for (size_t i = 0; i < dropped.size(); i++) {
-        add(hash, dropped[i]);
-        if (before != known.end() && before->second.n_messages == i + 1 && before->second.digest == finished(hash)) {
-            n_left = i + 1;
-        }
-    }
-    for (size_t i = n_left; i < dropped.size(); i++) {
-        b.n_bytes += line_bytes(dropped[i]);
-        b.messages.push_back(std::move(dropped[i]));
-    }
-    if (b.messages.empty()) {
-        return;
-    }
-    if (n_queued_bytes + b.n_bytes > max_queued_bytes) {
-        so_far.n_refused += b.messages.size();
-        return;
-    }
     if (known.size() >= max_conversations) {
         known.clear();
     }
-    known[who] = { dropped.size(), finished(hash) };
+    histories &     before = known[{ b.user, conversation }];
+    progress        reached;
+    kvtier::blake2b hash(sizeof(key)); // of all up to `reached`
+    kvtier::blake2b ahead(sizeof(key));
+    for (size_t i = 0; i < dropped.size(); i++) {
+        add(ahead, dropped[i]);
+        const progress here{ i + 1, finished(ahead) };
+        if (std::find(before.begin(), before.end(), here) != before.end()) {
+            reached = here;
+            hash    = ahead;
+        }
+    }
+    before.erase(std::remove(before.begin(), before.end(), reached), before.end());
+    for (; reached.n_messages < dropped.size(); reached.n_messages++) {
+        message &    next    = dropped[reached.n_messages];
+        const size_t n_bytes = line_bytes(next);
+        const bool   can_fit = header_bytes + n_bytes <= max_file_bytes;
+        if (can_fit && n_queued_bytes + b.n_bytes + n_bytes > max_queued_bytes) {
+            break; // The next request brings the rest again.
+        }
+        add(hash, next);
+        if (!can_fit) {
+            so_far.n_refused++;
+            complain("a message of " + std::to_string(next.json.size()) + " bytes is too large for the spool");
+            continue;
+        }
+        b.n_bytes += n_bytes;
+        b.messages.push_back(std::move(next));
+    }
+    so_far.n_refused += dropped.size() - reached.n_messages;
+    if (reached.n_messages == 0) {
+        return;
+    }
+    reached.digest = finished(hash);
+    before.insert(before.begin(), reached);
+    before.resize(std::min(before.size(), max_histories));
+    if (b.messages.empty()) {
+        return;
+    }
     n_queued_bytes += b.n_bytes;
     queue.push_back(std::move(b));
     changed.notify_all();
@@ -143,12 +163,9 @@ status archive_spool::write(const batch & b, size_t & n_written) {
     size_t begin = 0;
     while (s.is_ok() && begin < b.messages.size()) {
         size_t   end    = begin;
-        uint64_t n_file = 1024; // the header
+        uint64_t n_file = header_bytes;
         while (end < b.messages.size() && n_file + line_bytes(b.messages[end]) <= max_file_bytes) {
             n_file += line_bytes(b.messages[end++]);
-        }
-        if (end == begin) {
-            return status::over_budget("a message is larger than a file of the spool may be");
         }
         s = write_file(b, begin, end);
         n_written += s.is_ok() ? end - begin : 0;

@@ -31,10 +31,11 @@ public:
 
     struct counts {
         uint64_t n_left    = 0; // messages, on disk
-        uint64_t n_refused = 0; // messages that there was no room for, or that could not be written; they are tried again
+        uint64_t n_refused = 0; // messages that there was no room for, or that could not be written: but for those that
+                                // are larger than a file may be, they are tried again
     };
 
-    // complain: is told what went wrong, by the spool's thread.
+    // complain: is told what went wrong, by whichever thread, and must not come back here.
     archive_spool(kvtier::env & files, std::string folder, std::function<void(const std::string &)> complain);
     ~archive_spool(); // What was taken is written first.
 
@@ -55,9 +56,12 @@ private:
     struct progress {
         size_t      n_messages = 0;
         kvtier::key digest{};
+
+        bool operator==(const progress & other) const { return n_messages == other.n_messages && digest == other.digest; }
     };
 
     using conversation_key = std::pair<kvtier::key, uint64_t>;
+    using histories        = std::vector<progress>; // the latest first
 
     void           run();
     kvtier::status write(const batch & b, size_t & n_written);
@@ -67,14 +71,14 @@ private:
     const std::string                              folder;
     const std::function<void(const std::string &)> complain;
 
-    mutable kvtier::mutex                mu;
-    kvtier::condition                    changed;
-    std::map<conversation_key, progress> known GUARDED_BY(mu);
-    std::deque<batch>                    queue GUARDED_BY(mu);
-    size_t                               n_queued_bytes GUARDED_BY(mu) = 0;
-    counts                               so_far GUARDED_BY(mu);
-    bool                                 stopping GUARDED_BY(mu) = false;
-    std::thread                          thread; // last: it uses the rest
+    mutable kvtier::mutex                 mu;
+    kvtier::condition                     changed;
+    std::map<conversation_key, histories> known GUARDED_BY(mu);
+    std::deque<batch>                     queue GUARDED_BY(mu);
+    size_t                                n_queued_bytes GUARDED_BY(mu) = 0;
+    counts                                so_far GUARDED_BY(mu);
+    bool                                  stopping GUARDED_BY(mu) = false;
+    std::thread                           thread; // last: it uses the rest
 };
 
 } // namespace llama_run

@@ -130,15 +130,52 @@ TEST(what_could_not_be_written_comes_with_the_next_request) {
     CHECK(n_messages(files) == 3);
 }
 
-TEST(more_than_may_wait_is_refused_and_counted) {
+TEST(chats_that_begin_alike_and_take_turns_are_left_once_each) {
     fault_env files;
-    std::vector<archive_spool::message> large;
-    for (uint64_t i = 0; i < 3; i++) {
-        large.push_back({ i, "{\"content\":\"" + std::string(size_t(25) << 20, 'a') + "\"}" });
-    }
+    auto      other = history(6);
+    other[3].json   = "{\"role\":\"user\",\"content\":\"no\"}";
+    leave(files, "", { history(6), other, history(6), other, history(7), other });
+    CHECK(n_messages(files) == 13);
+}
+
+TEST(more_than_may_wait_is_counted_and_comes_with_the_next_requests) {
+    fault_env  files;
+    const auto large = [] {
+        std::vector<archive_spool::message> out;
+        for (uint64_t i = 0; i < 5; i++) {
+            out.push_back({ i, "{\"content\":\"" + std::string(size_t(25) << 20, 'a') + "\"}" });
+        }
+        return out;
+    };
     archive_spool spool(files, folder, ignore);
-    spool.leave("", 7, std::move(large));
+    spool.leave("", 7, large());
     CHECK(spool.count().n_refused == 3);
+    for (size_t n_left = 2; n_left < 5; n_left += 2) {
+        while (spool.count().n_left < n_left) {
+            std::this_thread::yield();
+        }
+        spool.leave("", 7, large());
+    }
+    while (spool.count().n_left < 5) {
+        std::this_thread::yield();
+    }
+    CHECK(n_messages(files) == 5);
+}
+
+TEST(a_message_that_is_too_large_holds_up_none_of_the_others) {
+    fault_env   files;
+    std::string said;
+    {
+        archive_spool spool(files, folder, [&](const std::string & trouble) { said = trouble; });
+        auto          h = history(3);
+        h[1].json       = "{\"content\":\"" + std::string(size_t(65) << 20, 'a') + "\"}";
+        for (int i = 0; i < 3; i++) {
+            spool.leave("", 7, std::vector<archive_spool::message>(h));
+        }
+        CHECK(spool.count().n_refused == 1);
+    }
+    CHECK(n_messages(files) == 2);
+    CHECK(said.find("is too large for the spool") != std::string::npos);
 }
 
 int main() {
