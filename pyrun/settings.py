@@ -49,6 +49,22 @@ def take(table: dict[str, Any], name: str, kind: type, where: str, default: Any 
     return value
 
 
+def words_of(table: dict[str, Any], where: str) -> list[str]:
+    """What goes to llama-server as it is."""
+    words = table.get("arguments", [])
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise UserError(f"{where}: arguments must be a list of strings", 'write arguments = ["--temp", "0.2"]')
+    return words
+
+
+def path_of(value: str, file: Path) -> Path:
+    """A path that stands in the file counts from its folder."""
+    try:
+        return file.parent / Path(value).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"{file}: {value} is in nobody's home", "mend it there") from error
+
+
 def check_names(given: Collection[str], known: Collection[str], where: str, what: str = "setting") -> None:
     """Raises an error for a name that nobody reads, with the one that may be meant."""
     for name in given:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from pyrun.errors import UserError
-from pyrun.settings import check_names, table_of, take
+from pyrun.settings import check_names, path_of, table_of, take, words_of
 
 # Of the flags of llama-run itself, these are settings; the others say what to do now.
 ROOT_TABLES = {
@@ -160,7 +160,7 @@ def warm_file(settings: dict[str, Any], path: Path, wanted: str) -> Path:
     """The file of prompts that is meant: by its name in [warm-files], or by its path."""
     names = table_of(settings, WARM_FILES, path)
     named = take(names, wanted, str, f"{path}: [{WARM_FILES}]")
-    found = Path(wanted).absolute() if named is None else path.parent / Path(named).expanduser()
+    found = Path(wanted).absolute() if named is None else path_of(named, path)
     if not found.is_file():
         near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5) if named is None else []
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -169,13 +169,6 @@ def warm_file(settings: dict[str, Any], path: Path, wanted: str) -> Path:
             f"{hint}[{WARM_FILES}] of llama-run.toml gives files names, such as coder = 'prompts/coder.jsonl'",
         )
     return found
-
-
-def words_of(table: dict[str, Any], where: str) -> list[str]:
-    words = table.get("arguments", [])
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise UserError(f"{where}: arguments must be a list of strings", 'write arguments = ["--temp", "0.2"]')
-    return words
 
 
 def _values(
@@ -195,7 +188,7 @@ def _value(option: click.Option, value: Any, where: str, path: Path) -> Any:
         if option.is_flag and not isinstance(value, bool):
             raise click.BadParameter(f"{value!r} is neither true nor false.")
         if isinstance(option.type, click.Path):
-            return path.parent / Path(str(value)).expanduser()
+            return path_of(str(value), path)
         context = click.Context(click.Command("llama-run"))
         return option.type_cast_value(context, str(value) if isinstance(value, (int, float)) else value)
     except click.BadParameter as error:

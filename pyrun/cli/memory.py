@@ -180,7 +180,10 @@ def import_command(file: TextIO, user: str, folder: Path | None) -> None:
     """Add what `export` wrote, from FILE or stdin. What is there already is not added again."""
     with _opened(folder) as memory:
         done = import_lines(UserMemory(memory, user), file)
-    console.say(f"{done.n_new} new, {done.n_known} known already")
+    console.say(
+        f"{done.n_new} new, {done.n_replaced} in place of older values, {done.n_known} known already, "
+        f"{done.n_older} left out because the value here is newer"
+    )
 
 
 @memory_group.command("stats")

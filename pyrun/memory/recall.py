@@ -124,8 +124,12 @@ class UserMemory:
 
     def fact(self, name: str) -> Entry | None:
         with self.memory.reading():
-            found = self._entries("user = ? AND key = ? AND kind = 'fact'", (self._user(), _fact_key(name)))
-            return found[0] if found else None
+            return self.find_fact(name)
+
+    def find_fact(self, name: str) -> Entry | None:
+        """Within `reading` or `writing`."""
+        found = self._entries("user = ? AND key = ? AND kind = 'fact'", (self._user(), fact_key(name)))
+        return found[0] if found else None
 
     def facts(self) -> list[Entry]:
         with self.memory.reading():
@@ -139,8 +143,8 @@ class UserMemory:
         entry = Entry("fact", name, value, at=_now(), source=clean(source))
         with self.memory.writing():
             user = self.memory.ensure_user(self.key)
-            self.memory.remove(self._ids("user = ? AND key = ?", (user, _fact_key(name))))
-            self.memory.insert(user, entry, _fact_key(name))
+            self.memory.remove(self._ids("user = ? AND key = ?", (user, fact_key(name))))
+            self.memory.insert(user, entry, fact_key(name))
         self.memory.prune()
 
     # Looking and forgetting
@@ -174,7 +178,8 @@ class UserMemory:
     def _forget(self, where: str, values: Sequence[object], sessions: str = "0") -> int:
         """`sessions` says which of them go as well, with the same values."""
         with self.memory.writing() as database:
-            own = (self._user(), *values)
+            user = self._user()
+            own = (user, *values)
             ids = self._ids(f"user = ? AND ({where})", own)
             self.memory.remove(ids)
             chats = database.execute(
@@ -183,14 +188,11 @@ class UserMemory:
             gone = [row[0] for row in chats.fetchall()]
             self.memory.remove_sessions(gone)
         if ids or gone:
-            self.memory.shrink()
+            self.memory.erase_removed(user)
         return len(ids) + len(gone)
 
     def forget_fact(self, name: str) -> bool:
-        with self.memory.writing():
-            ids = self._ids("user = ? AND key = ? AND kind = 'fact'", (self._user(), _fact_key(name)))
-            self.memory.remove(ids)
-        return bool(ids)
+        return self._forget("key = ? AND kind = 'fact'", (fact_key(name),)) > 0
 
     def forget_conversation(self, conversation: str) -> int:
         return self._forget("conversation = ? AND kind = 'message'", (conversation,), "name = ?")
@@ -220,7 +222,7 @@ def entry_key(*parts: str) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _fact_key(name: str) -> bytes:
+def fact_key(name: str) -> bytes:
     return entry_key("fact", clean(name).strip())
 
 

@@ -1,18 +1,20 @@
-"""Whether the memory is sound, and what to do if it is not: an index is made anew, a broken file is read row by row."""
+"""Whether the memory is sound, and what to do if it is not: an index is made anew, a broken file is read row by row.
+
+A file that is locked, newer than we are or not ours to open is not broken: that raises UserError, and nothing is moved.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyrun.errors import UserError
 from pyrun.memory.schema import words_table
-from pyrun.memory.store import COLUMNS, FILE, Entry, Memory
+from pyrun.memory.store import COLUMNS, FILE, DamagedError, Entry, Memory
 
 AT_ONCE = 1024
 MAX_FAILURES = 20_000  # reads that fail, before the rest is given up
@@ -29,17 +31,23 @@ class Repaired:
 def check(memory: Memory) -> list[str]:
     """What is wrong with the file, and with its indexes. Reads all of it."""
     try:
-        problems = [row[0] for row in memory.database.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
-        for user in memory.users():
-            words = words_table(user)
-            try:
-                # The index is compared with the entries, too: rank 1 asks for that.
-                memory.database.execute(f"INSERT INTO {words}({words}, rank) VALUES ('integrity-check', 1)")
-            except sqlite3.DatabaseError as error:
-                problems.append(f"the index of words of user {user} does not fit its entries: {error}")
-    except sqlite3.DatabaseError as error:
-        problems = [str(error)]
-    return problems
+        with memory.reading() as database:
+            problems = [row[0] for row in database.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
+            users = memory.users()
+        return problems + [problem for user in users for problem in _check_index(memory, user)]
+    except DamagedError as error:
+        return [error.problem]
+
+
+def _check_index(memory: Memory, user: int) -> list[str]:
+    words = words_table(user)
+    try:
+        with memory.writing() as database:
+            # The index is compared with the entries, too: rank 1 asks for that.
+            database.execute(f"INSERT INTO {words}({words}, rank) VALUES ('integrity-check', 1)")
+    except DamagedError as error:
+        return [f"the index of words of user {user} does not fit its entries: {error.problem}"]
+    return []
 
 
 def repair(folder: Path) -> Repaired:
@@ -50,23 +58,21 @@ def repair(folder: Path) -> Repaired:
             done.problems = check(memory)
             if not done.problems:
                 return done
-            try:
-                _rebuild_indexes(memory)
-                if not check(memory):
-                    return done
-            except sqlite3.DatabaseError:
-                pass  # then it is more than the indexes
-    except UserError as error:
-        done.problems = [error.message]
+            _rebuild_indexes(memory)
+            if not check(memory):
+                return done
+    except DamagedError as error:  # it is more than the indexes
+        done.problems = done.problems or [error.problem]
     done.kept = _set_aside(folder)
     done.n_saved = _salvage(done.kept, folder)
     return done
 
 
 def _rebuild_indexes(memory: Memory) -> None:
-    for user in memory.users():
-        words = words_table(user)
-        memory.database.execute(f"INSERT INTO {words}({words}) VALUES ('rebuild')")
+    with memory.writing() as database:
+        for user in memory.users():
+            words = words_table(user)
+            database.execute(f"INSERT INTO {words}({words}) VALUES ('rebuild')")
 
 
 def _set_aside(folder: Path) -> Path:
@@ -85,36 +91,37 @@ def _set_aside(folder: Path) -> Path:
 def _salvage(broken: Path, folder: Path) -> int:
     n_saved = 0
     with Memory(folder) as memory, closing(sqlite3.connect(broken)) as old:
-        try:
-            users = dict(old.execute("SELECT id, key FROM users").fetchall())
-            last = old.execute("SELECT seq FROM sqlite_sequence WHERE name = 'entries'").fetchone()[0]
-        except (sqlite3.DatabaseError, TypeError):
-            return 0  # not even the names of its tables can be read
-        for rows in _readable(old, int(last)):
+        users = dict(_rows(old, "SELECT id, key FROM users"))
+        for rows in _entries(old):
             with memory.writing():
                 for *values, user, key in rows:
                     if user in users and isinstance(key, bytes):
                         n_saved += memory.insert(memory.ensure_user(users[user]), Entry(*values), key)
+        _salvage_gone(old, memory, users)
         _salvage_sessions(old, memory, users)
     return n_saved
 
 
+def _salvage_gone(old: sqlite3.Connection, memory: Memory, users: dict[int, str]) -> None:
+    """What was forgotten stays so."""
+    with memory.writing() as database:
+        for user, *values in _rows(old, "SELECT user, key, at FROM gone"):
+            if user in users:
+                owner = memory.ensure_user(users[user])
+                database.execute("INSERT OR IGNORE INTO gone(user, key, at) VALUES (?, ?, ?)", (owner, *values))
+
+
 def _salvage_sessions(old: sqlite3.Connection, memory: Memory, users: dict[int, str]) -> None:
     """Each session up to the first of its messages that cannot be read."""
-    try:
-        sessions = old.execute("SELECT id, user, name, title, tools, archived, created, used FROM sessions").fetchall()
-    except sqlite3.DatabaseError:
-        return
+    sessions = _rows(old, "SELECT id, user, name, title, tools, archived, created, used FROM sessions")
     for number, user, *values in sessions:
-        rows: list[tuple[Any, ...]] = []
-        try:
-            for row in old.execute(
-                "SELECT seq, message, n_tokens, at, about FROM session_messages WHERE session = ? ORDER BY seq",
-                (number,),
-            ):
-                rows.append(row)
-        except sqlite3.DatabaseError:
-            pass
+        if user not in users:
+            continue
+        rows = _rows(
+            old,
+            "SELECT seq, message, n_tokens, at, about FROM session_messages WHERE session = ? ORDER BY seq",
+            number,
+        )
         with memory.writing() as database:
             new = database.execute(
                 "INSERT INTO sessions(user, name, title, tools, archived, created, used) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -126,8 +133,18 @@ def _salvage_sessions(old: sqlite3.Connection, memory: Memory, users: dict[int, 
             )
 
 
-def _readable(old: sqlite3.Connection, last: int) -> Iterator[list[tuple[Any, ...]]]:
-    """The rows that can be read: where a range of them fails, its halves are tried."""
+def _rows(old: sqlite3.Connection, query: str, *values: object) -> list[tuple[Any, ...]]:
+    """Up to the first that cannot be read; none if there is no such table."""
+    rows: list[tuple[Any, ...]] = []
+    with suppress(sqlite3.DatabaseError):
+        rows.extend(old.execute(query, values))
+    return rows
+
+
+def _entries(old: sqlite3.Connection) -> Iterator[list[tuple[Any, ...]]]:
+    """Those that can be read: where a range of them fails, its halves are tried."""
+    counters = ("SELECT seq FROM sqlite_sequence WHERE name = 'entries'", "SELECT max(id) FROM entries")
+    last = max((number for counter in counters for (number,) in _rows(old, counter) if number), default=0)
     query = f"SELECT {COLUMNS}, user, key FROM entries NOT INDEXED WHERE id >= ? AND id < ?"
     failures = 0
     for start in range(0, last + 1, AT_ONCE):

@@ -21,8 +21,18 @@ FILE = "memory.db"
 MAX_BYTES = 10_000_000_000
 PRUNED_TO = 0.9  # of the limit: removing a little each time would keep the disk busy
 PRUNED_AT_ONCE = 100
+MERGED_AT_ONCE = 1000  # pages of an index in one transaction, for which others wait
+BUSY_SECONDS = 60  # for which we wait for others
 REMEMBERED_MS = 365 * 86_400_000  # how long it is known that something was removed, and must not come back
 REPAIR = "`llama-run memory stats --repair` saves what can be read"
+
+
+class DamagedError(UserError):
+    """The file itself is broken. One that is locked, newer than we are, or not ours to open is not."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"{path} is damaged: {problem}", REPAIR)
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -77,10 +87,11 @@ class Memory:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:
-            raise UserError(f"{self.path} cannot be used: {error}", "check the disk and who owns the file") from error
         except sqlite3.DatabaseError as error:
-            raise UserError(f"{self.path} is damaged: {error}", REPAIR) from error
+            # All that is not the file's fault has a class of its own, below this one.
+            if type(error) is sqlite3.DatabaseError:
+                raise DamagedError(self.path, str(error)) from error
+            raise UserError(f"{self.path} cannot be used: {error}", "check the disk and who owns the file") from error
         except OSError as error:
             raise UserError(f"{self.path} cannot be used: {error.strerror}", "check the disk and its folder") from error
 
@@ -216,6 +227,23 @@ class Memory:
         rows = self.database.execute("SELECT id FROM sessions ORDER BY used DESC, id DESC LIMIT -1 OFFSET 1").fetchall()
         return [rows[-1][0]] if rows else []
 
+    def erase_removed(self, user: int) -> None:
+        """Takes what was removed out of the user's index of words, and off the disk. A removed word stands in the index
+        until all parts of that are merged into one, and in the log until that is emptied.
+
+        FTS5's own secure-delete would be faster, but no SQLite before 3.42 opens the file any more after it.
+        """
+        words = words_table(user)
+        n_pages = -MERGED_AT_ONCE  # below zero it begins such a merge, above it goes on with it
+        n_changes = 2
+        while n_changes >= 2:  # FTS5's sign that there was something to merge
+            before = self.database.total_changes
+            with self.writing() as database:
+                database.execute(f"INSERT INTO {words}({words}, rank) VALUES ('merge', ?)", (n_pages,))
+            n_changes = self.database.total_changes - before
+            n_pages = MERGED_AT_ONCE
+        self.shrink()
+
     def shrink(self) -> None:
         """Gives free pages back to the disk."""
         with self._explained():
@@ -235,7 +263,7 @@ def _open(path: Path) -> sqlite3.Connection:
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     is_new = path.stat().st_size == 0
-    database = sqlite3.connect(path, timeout=60, isolation_level=None)
+    database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
         # SQLite waits for others, but not while it gives a new file its write-ahead log: of two that do so at once, one
         # would be told that the file is locked.

@@ -1,4 +1,5 @@
-"""One user's memory as lines of JSON, out and in again. What is there already is not added twice."""
+"""One user's memory as lines of JSON, out and in again. What is there already is not added twice, and of two values of
+a fact the newer one stays."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 from pyrun.errors import UserError
 from pyrun.memory.query import clean
-from pyrun.memory.recall import UserMemory, entry_key
+from pyrun.memory.recall import UserMemory, entry_key, fact_key
 from pyrun.memory.store import COLUMNS, Entry
 
 HEADER = {"llama_run_memory": 1}
@@ -19,7 +20,9 @@ KINDS = ("message", "pair", "fact")
 @dataclass
 class Imported:
     n_new: int = 0
+    n_replaced: int = 0  # facts whose value here was older
     n_known: int = 0
+    n_older: int = 0  # facts whose value here is newer; they were left out
 
 
 def export_lines(user: UserMemory) -> Iterator[str]:
@@ -50,13 +53,24 @@ def import_lines(user: UserMemory, lines: Iterable[str]) -> Imported:
                 if _parsed(line, number) != HEADER:
                     raise UserError("this is no exported memory: its first line is another", "export one to see it")
             elif line.strip():
-                entry, key = _entry(_parsed(line, number), number)
-                if user.memory.insert(owner, entry, key):
-                    done.n_new += 1
-                else:
-                    done.n_known += 1
+                _take(user, owner, *_entry(_parsed(line, number), number), done)
     user.memory.prune()
     return done
+
+
+def _take(user: UserMemory, owner: int, entry: Entry, key: bytes, done: Imported) -> None:
+    """Within `writing`."""
+    before = user.find_fact(entry.text) if entry.kind == "fact" else None
+    if before is None or before.answer == entry.answer:
+        is_new = user.memory.insert(owner, entry, key)
+        done.n_new += is_new
+        done.n_known += not is_new
+    elif before.at < entry.at:
+        user.memory.remove([before.id])
+        user.memory.insert(owner, entry, key)
+        done.n_replaced += 1
+    else:
+        done.n_older += 1
 
 
 def _parsed(line: str, number: int) -> dict[str, Any]:
@@ -81,7 +95,7 @@ def _entry(value: dict[str, Any], number: int) -> tuple[Entry, bytes]:
     fields: dict[str, Any] = {**{name: clean(text) for name, text in texts.items()}, **numbers}
     entry = Entry(kind=value["kind"], **fields)
     if entry.kind == "fact":
-        return entry, entry_key("fact", entry.text)
+        return entry, fact_key(entry.text)
     try:
         key = bytes.fromhex(value.get("key", ""))
     except (ValueError, TypeError) as error:

@@ -52,7 +52,7 @@ def server_command(settings: ServerSettings) -> list[str]:
         command += [] if settings.room.memory is None else [MEMORY_FLAG, str(settings.room.memory)]
     address = {"--host": settings.address.host, "--port": str(settings.address.port)}
     command += [word for flag, value in address.items() if not has_flag(settings.extra, flag) for word in (flag, value)]
-    command.append("--jinja")
+    command += words_of_models(settings) if settings.room is None else []
     if settings.ctx is not None:
         command += ["--ctx-size", str(settings.ctx)]
     if settings.workers:
@@ -65,21 +65,26 @@ def server_command(settings: ServerSettings) -> list[str]:
         command += [CACHE_FLAG, settings.cache]
     if settings.chat_template is not None:
         command += ["--chat-template-file", str(settings.chat_template)]
-    for flag, value in (
-        (SHARED_FLAG, settings.shared),
-        (OVERFLOW_FLAG, settings.overflow),
-        (SPOOL_FLAG, settings.spool),
-        (TOOLS_FLAG, settings.tools),
-    ):
-        if value is not None and not has_flag(settings.extra, flag):
-            command += [flag, str(value)]
+    if settings.tools is not None and not has_flag(settings.extra, TOOLS_FLAG):
+        # Its own files of settings could let pages of other sites in; check_local refuses whoever asks for that here.
+        command += [TOOLS_FLAG, str(settings.tools), "--cors-origins", "localhost"]
     if settings.web_page is not None:
         command += ["--path", str(settings.web_page)]
     if settings.name is not None and not has_flag(settings.extra, "--alias", "-a"):
         command += ["--alias", settings.name]
-    if not settings.users_by_metadata and not has_flag(settings.extra, METADATA_FLAG):
-        command += [METADATA_FLAG, "off"]
     return [*command, *settings.profile, *settings.sampling, *settings.extra]
+
+
+def words_of_models(settings: ServerSettings) -> list[str]:
+    """What every model is served with. On a router's command line it would overrule what the user has set for one."""
+    values = {
+        SHARED_FLAG: settings.shared,
+        OVERFLOW_FLAG: settings.overflow,
+        SPOOL_FLAG: settings.spool,
+        METADATA_FLAG: None if settings.users_by_metadata else "off",
+    }
+    given = {flag: value for flag, value in values.items() if value is not None and not has_flag(settings.extra, flag)}
+    return ["--jinja", *(word for flag, value in given.items() for word in (flag, str(value)))]
 
 
 def choose_cache(

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyrun.server.stop import LONGEST_SECONDS
+from pyrun.server.words import grouped, is_flag, spelled
 
-NUMBER = re.compile(r"-\d")  # a value may be below zero; everything else that begins so is a flag
 # By these the router knows who fits beside whom.
 NEED_FLAG, MEMORY_FLAG, MEMORY_VARIABLE = "--model-need", "--models-memory", "LLAMA_ARG_MODELS_MEMORY"
 COMMENT = re.compile(r"[;#\n\r\]]")  # what the file cannot hold in a value or a name
+# These are about the address that clients know, which is the router's; models have addresses of their own behind it.
+OF_ROUTER = re.compile(
+    r"--(no-)?(api|cors|log|mcp|models|ssl|tools|ui|webui)(-|$)|--(allowed-host|host|path|port|reuse-port|threads-http)$"
+)
 
 
 @dataclass(frozen=True)
@@ -20,10 +24,11 @@ class Preset:
     name: str
     model: Path
     words: tuple[str, ...]  # llama-server's, for this model
+    cache: str | None = None  # the folder that its state is kept in, whoever names it
 
     @property
     def is_writable(self) -> bool:
-        return not any(COMMENT.search(text) for text in (self.name, str(self.model), *self.words))
+        return is_writable((self.name, str(self.model), *self.words))
 
 
 @dataclass(frozen=True)
@@ -34,27 +39,27 @@ class Room:
     memory: int | None = None  # bytes for all of them; without it they are counted, since nobody knows what each takes
 
 
-def presets_text(presets: Sequence[Preset]) -> str:
-    """The file for --models-preset. A model that makes room is given the time to save its state."""
-    lines = ["version = 1", "", "[*]", f"stop-timeout = {LONGEST_SECONDS:.0f}"]
+def is_writable(texts: Sequence[str]) -> bool:
+    return not any(COMMENT.search(text) for text in texts)
+
+
+def is_of_router(word: str) -> bool:
+    return OF_ROUTER.match(spelled(word)) is not None
+
+
+def presets_text(presets: Sequence[Preset], of_all: Sequence[str] = ()) -> str:
+    """The file for --models-preset. `of_all` are words for all models, where their own say nothing else. A model that
+    makes room is given the time to save its state."""
+    lines = ["version = 1", "", "[*]", f"stop-timeout = {LONGEST_SECONDS:.0f}", *_lines(of_all)]
     for preset in presets:
-        lines += ["", f"[{preset.name}]", f"model = {preset.model}"]
-        lines += [f"{flag.lstrip('-')} = {value}" for flag, value in _pairs(preset.words)]
+        lines += ["", f"[{preset.name}]", f"model = {preset.model}", *_lines(preset.words)]
     return "\n".join(lines) + "\n"
 
 
-def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+def _lines(words: Sequence[str]) -> list[str]:
     """A flag without a value is one that is true. The last one counts, as on a command line."""
-    found: dict[str, str] = {}
-    for index, word in enumerate(words):
-        if _is_flag(word):
-            following = words[index + 1 : index + 2]
-            found[word] = following[0] if following and not _is_flag(following[0]) else "true"
-    return list(found.items())
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and not NUMBER.match(word)
+    found = {spelled(group[0]): (*group[1:], "true")[0] for group in grouped(words) if is_flag(group[0])}
+    return [f"{flag.lstrip('-')} = {value}" for flag, value in found.items()]
 
 
 def at_most(needs: Sequence[int], memory: int) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 
+NUMBER = re.compile(r"-\d")  # a value may be below zero; everything else that begins so is a flag
 SECRETS = ("--api-key", "--hf-token", "-hft")
 
 
@@ -21,6 +23,16 @@ def value_of(words: Sequence[str], *flags: str) -> str | None:
 def spelled(word: str) -> str:
     """llama-server takes --cache_ssd for --cache-ssd."""
     return word.replace("_", "-") if word.startswith("--") else word
+
+
+def grouped(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Flags with their values."""
+    starts = [index for index, word in enumerate(words) if index == 0 or is_flag(word)]
+    return [tuple(words[start:end]) for start, end in itertools.pairwise([*starts, len(words)])]
+
+
+def is_flag(word: str) -> bool:
+    return word.startswith("-") and not NUMBER.match(word)
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 FILE = "tools.jsonl"
 MAX_BYTES = 50_000_000  # then the log becomes FILE.1, and the one that had that name goes
 MAX_VALUE = 1_000
+MAX_DEPTH = 20  # of values in values; what is deeper is cut, as what is longer
 SECRET_HEADERS = ("authorization", "cookie", "key", "token", "secret")
 
 
@@ -40,11 +41,13 @@ class Audit:
             os.close(handle)
 
 
-def _short(value: Any, name: str = "") -> Any:
+def _short(value: Any, name: str = "", depth: int = 0) -> Any:
+    if isinstance(value, dict | list) and depth == MAX_DEPTH:
+        return "…"
     if isinstance(value, dict):
-        return {str(k)[:MAX_VALUE]: _short(v, str(k)) for k, v in list(value.items())[:50]}
+        return {str(k)[:MAX_VALUE]: _short(v, str(k), depth + 1) for k, v in list(value.items())[:50]}
     if isinstance(value, list):
-        return [_short(v) for v in value[:50]]
+        return [_short(v, depth=depth + 1) for v in value[:50]]
     if isinstance(value, str):
         if any(word in name.lower() for word in SECRET_HEADERS):
             return "***"

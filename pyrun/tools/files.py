@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
+import itertools
 import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from pyrun.tools.root import FOLDER, MissingError, Root
@@ -19,6 +21,7 @@ MAX_ENTRIES = 2_000
 MAX_VISITED = 200_000
 MAX_SECONDS = 30.0
 MAX_DEPTH = 64
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the file is there and may be read, but we cannot
 SKIPPED = (".git", ".hg", ".venv", "node_modules", "__pycache__")
 
 
@@ -37,6 +40,7 @@ class FileTools:
                 {
                     "path": path,
                     "first_line": number("The first line (1 if left out).", 1, 10**9),
+                    "first_character": number("Where to begin in that line (1 if left out).", 1, 10**9),
                     "max_lines": number("How many lines at most.", 1, 10_000),
                 },
                 self.read_file,
@@ -97,18 +101,24 @@ class FileTools:
 
     def read_file(self, call: Call) -> str:
         lines = self._read(call.text("path")).splitlines()
-        first = call.number("first_line", 1)
+        first, begin = call.number("first_line", 1), call.number("first_character", 1) - 1
         chosen = lines[first - 1 : first - 1 + call.number("max_lines", 2_000)]
-        end = first + len(chosen) - 1
-        out = []
-        length = 0
+        if begin and not (chosen and begin < len(chosen[0])):
+            raise ToolError(f"line {first} has no character {begin + 1}")
+        room = MAX_RESULT_CHARACTERS - 200
+        if chosen and len(chosen[0]) - begin > room:
+            end = begin + room
+            cut = f"[line {first} is cut: characters {begin + 1} to {end} of {len(chosen[0])}"
+            return f"{first}\t{chosen[0][begin:end]}\n{cut}; go on with first_character {end + 1}]"
+        out: list[str] = []
         for number_, line in enumerate(chosen, first):
-            length += len(line) + 8
-            if length > MAX_RESULT_CHARACTERS - 200:
-                end = number_ - 1
+            rest = line if out else line[begin:]
+            room -= len(rest) + 8
+            if out and room < 0:
                 break
-            out.append(f"{number_}\t{line}")
-        more = f"\n[lines {first} to {end} of {len(lines)}]" if end < len(lines) or first > 1 else ""
+            out.append(f"{number_}\t{rest}")
+        last = first + len(out) - 1
+        more = f"\n[lines {first} to {last} of {len(lines)}]" if last < len(lines) or first > 1 else ""
         return "\n".join(out) + more
 
     def write_file(self, call: Call) -> str:
@@ -239,49 +249,48 @@ class FileTools:
     def _files(self, call: Call) -> Iterator[tuple[str, str, int]]:
         """Plain files below a folder: path, name, and the open folder they are in. Links are not followed."""
         deadline = time.monotonic() + MAX_SECONDS
-        n_visited = 0
+        numbers = itertools.count(1)
+
+        def visit() -> None:
+            if next(numbers) > MAX_VISITED or time.monotonic() > deadline or call.stopped.is_set():
+                raise ToolError("there are too many files; look in a smaller folder")
+
         start = call.text("path", ".")
         with self.root.opened_folder(start) as top:
-            stack = [("" if start in (".", "") else start.rstrip("/") + "/", os.dup(top))]
-            try:
-                while stack:
-                    prefix, folder = stack.pop()
-                    try:
-                        below = []
-                        with os.scandir(folder) as entries:
-                            for entry in sorted(entries, key=lambda e: e.name):
-                                n_visited += 1
-                                if n_visited > MAX_VISITED or time.monotonic() > deadline or call.stopped.is_set():
-                                    raise ToolError("there are too many files; look in a smaller folder")
-                                if entry.is_dir(follow_symlinks=False) and entry.name not in SKIPPED:
-                                    below.append(entry.name)
-                                elif entry.is_file(follow_symlinks=False):
-                                    yield prefix + entry.name, entry.name, folder
-                        for name in reversed(below):
-                            if prefix.count("/") < MAX_DEPTH:
-                                self._descend(stack, prefix + name, name, folder)
-                    finally:
-                        os.close(folder)
-            finally:
-                for _, folder in stack:
-                    os.close(folder)
+            yield from self._below("" if start in (".", "") else start.rstrip("/") + "/", top, visit)
 
-    def _descend(self, stack: list[tuple[str, int]], path: str, name: str, folder: int) -> None:
-        try:
-            handle = os.open(name, FOLDER, dir_fd=folder)
-        except OSError:
-            return  # it went, or became something else, or may not be read
+    def _below(self, prefix: str, folder: int, visit: Callable[[], None]) -> Iterator[tuple[str, str, int]]:
+        """A folder is open while it and what is below it are visited, so no more are open at once than lie in one
+        another. Each is opened within the one above it, which stays the one that was looked at."""
+        with os.scandir(folder) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        folders = []
+        for entry in found:
+            visit()
+            if entry.is_dir(follow_symlinks=False) and entry.name not in SKIPPED:
+                folders.append(entry.name)
+            elif entry.is_file(follow_symlinks=False):
+                yield prefix + entry.name, entry.name, folder
+        for name in folders if prefix.count("/") < MAX_DEPTH else ():
+            handle = _opened_within(folder, name, FOLDER)
+            if handle is None:
+                continue
+            try:
+                if self._is_open_to_tools(handle, prefix + name):
+                    yield from self._below(f"{prefix}{name}/", handle, visit)
+            finally:
+                os.close(handle)
+
+    def _is_open_to_tools(self, handle: int, path: str) -> bool:
         try:
             self.root.check(os.fstat(handle), path)
         except ToolError:
-            os.close(handle)
-            return
-        stack.append((path + "/", handle))
+            return False
+        return True
 
     def _searchable(self, name: str, folder: int) -> str | None:
-        try:
-            handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-        except OSError:
+        handle = _opened_within(folder, name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        if handle is None:
             return None
         try:
             info = os.fstat(handle)
@@ -293,6 +302,16 @@ class FileTools:
             return None
         finally:
             os.close(handle)
+
+
+def _opened_within(folder: int, name: str, flags: int) -> int | None:
+    """None where it went, or became something else, or may not be read."""
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno in EXHAUSTED:
+            raise
+        return None
 
 
 def _read_up_to(handle: int, limit: int) -> bytes:

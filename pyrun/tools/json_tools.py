@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
+from types import EllipsisType
 from typing import Any
 
+from pyrun.launch import module_command
 from pyrun.tools.tool import Call, Tool, ToolError, flag, number, text
 
 MAX_CHARACTERS = 2_000_000
 VALIDATE_SECONDS = 30
+EVERY = ...  # a step to all values; it is no text, so that a name "*" is not taken for it
 STEP = re.compile(r"\.?([^.\[\]]+)|\[(-?\d+|\*)\]|\[\"((?:[^\"\\]|\\.)*)\"\]")
 
 
@@ -69,7 +71,7 @@ def validate(call: Call) -> str:
     parsed(call.text("text"))
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pyrun.tools.json_check"],
+            module_command("pyrun.tools.json_check"),
             input=json.dumps({"text": call.text("text"), "schema": call.arguments["schema"]}),
             capture_output=True,
             text=True,
@@ -85,19 +87,19 @@ def validate(call: Call) -> str:
 
 def query(call: Call) -> str:
     path = call.text("path")
+    steps = _steps(path)
     values = [parsed(call.text("text"))]
-    for step in _steps(path):
+    for step in steps:
         following = []
         for value in values:
-            if step == "*":
+            if step is EVERY:
                 following += (
                     list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
                 )
             else:
                 following.append(_take(value, step, path))
         values = following
-    many = "*" in _steps(path)
-    return json.dumps(values if many else values[0], ensure_ascii=False, indent=2)
+    return json.dumps(values if EVERY in steps else values[0], ensure_ascii=False, indent=2)
 
 
 def format_json(call: Call) -> str:
@@ -121,22 +123,31 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _steps(path: str) -> list[str | int]:
+def _steps(path: str) -> list[str | int | EllipsisType]:
     if path.startswith("/"):
         return [part.replace("~1", "/").replace("~0", "~") for part in path[1:].split("/")]
-    steps: list[str | int] = []
+    steps: list[str | int | EllipsisType] = []
     at = 1 if path.startswith("$") else 0
     while at < len(path):
         found = STEP.match(path, at)
         if not found or found.end() == at:
             raise ToolError(f"the path {path!r} cannot be read from {path[at:]!r} on")
         name, index, quoted = found.groups()
-        if index is not None:
-            steps.append(index if index == "*" else int(index))
+        if "*" in (name, index):
+            steps.append(EVERY)
+        elif quoted is not None:
+            steps.append(_unquoted(quoted, path))
         else:
-            steps.append(name if name is not None else json.loads(f'"{quoted}"'))
+            steps.append(name if name is not None else int(index))
         at = found.end()
     return steps
+
+
+def _unquoted(name: str, path: str) -> str:
+    try:
+        return str(json.loads(f'"{name}"'))
+    except ValueError as error:
+        raise ToolError(f'the path {path!r} cannot be read: "{name}" is no text of JSON') from error
 
 
 def _take(value: Any, step: str | int, path: str) -> Any:

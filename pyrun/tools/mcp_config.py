@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyrun.errors import UserError
+from pyrun.launch import llama_run_command
 from pyrun.server.address import Address
 from pyrun.server.ask import ask
 from pyrun.server.words import has_flag
@@ -17,20 +17,23 @@ from pyrun.server.words import has_flag
 NAME = "llama-run"
 # Upstream gives up on a call after 30 s unless told otherwise; our own limits come first.
 TIMEOUT_MS = 660_000
-ORIGINS_FLAG = "--cors-origins"
+# Flags that let pages of other sites in, each with llama-server's own variable for it.
+OPENING = {"--cors-origins": "LLAMA_ARG_CORS_ORIGINS", "--allowed-host": "LLAMA_ARG_ALLOWED_HOST"}
 
 
-def check_local(address: Address, extra: Sequence[str]) -> None:
+def check_local(address: Address, extra: Sequence[str], environment: Mapping[str, str] = os.environ) -> None:
     """Whoever reaches the server can call its tools, so nobody but this machine's own programs and pages may."""
     if address.open_hosts:
         raise UserError(
             f"--with-tools does not go with {', '.join(address.open_hosts)}: other machines could use the tools",
             "leave --host out, or let clients there start `llama-run tools` themselves",
         )
-    if has_flag(extra, ORIGINS_FLAG):
-        raise UserError(
-            f"--with-tools does not go with {ORIGINS_FLAG}: pages of other sites could use the tools", "leave it out"
-        )
+    for flag, variable in OPENING.items():
+        for name, is_given in ((flag, has_flag(extra, flag)), (variable, variable in environment)):
+            if is_given:
+                raise UserError(
+                    f"--with-tools does not go with {name}: pages of other sites could use the tools", "leave it out"
+                )
 
 
 def lacks_tools(url: str, key: str | None) -> bool:
@@ -45,9 +48,10 @@ def lacks_tools(url: str, key: str | None) -> bool:
 
 def tool_server(root: Path) -> dict[str, Any]:
     """An entry of `mcpServers`. Everything else is in llama-run.toml, which the tool server reads itself."""
+    command, *arguments = llama_run_command()
     return {
-        "command": sys.executable,
-        "args": ["-m", "pyrun", "tools", "--root", str(root)],
+        "command": command,
+        "args": [*arguments, "tools", "--root", str(root)],
         "timeout_ms": TIMEOUT_MS,
     }
 

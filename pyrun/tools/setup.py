@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyrun.cache.usual import named_caches, usual_cache
 from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.memory.limit import memory_limit
@@ -66,7 +67,15 @@ def load_setup(
         commands=commands or take(table, "commands", bool, where, False),
         include=_included(take(table, "include", dict, where, {}), where),
         providers=load_providers(home.settings, environment, home.keys),
-        protected=(folder, home.kv_cache, home.logs, home.settings, home.keys),
+        protected=(
+            folder,
+            home.kv_cache,
+            usual_cache(home, environment),
+            *named_caches(home),
+            home.logs,
+            home.settings,
+            home.keys,
+        ),
     )
 
 

@@ -69,9 +69,9 @@ class Toolbox:
                 raise ToolError(f"there is no tool {name[:100]!r}{hint}")
             _check_arguments(tool, arguments)
             subject, call = tool.settled(Call(arguments))
-        except ToolError as error:
-            self.audit.write(name[:100], arguments, "refused", 0, str(error))
-            raise
+        except Exception as error:
+            self.audit.write(name[:100], arguments, "refused", 0, _told(error))
+            raise ToolError(_told(error)) from error
         return Pending(tool, call, subject, tool.changes and not self.rules.allows(name, subject))
 
     def refuse(self, pending: Pending, why: str) -> ToolError:
@@ -79,19 +79,18 @@ class Toolbox:
         return ToolError(why)
 
     def make(self, pending: Pending) -> str:
-        """Makes the call. The log knows of a change before it is made."""
+        """Makes the call. The log knows of a change before it is made, and of every end that the call comes to."""
         name, arguments = pending.tool.name, pending.call.arguments
         if pending.tool.changes:
             self.audit.write(name, arguments, "started", 0)
         begin = time.monotonic()
         try:
             result = shortened(pending.tool.run(pending.call)).encode("utf-8", "replace").decode("utf-8")
-        except (ToolError, UserError, OSError) as error:
-            self.audit.write(name, arguments, "failed", time.monotonic() - begin, str(error))
-            raise ToolError(_told(error)) from error
         except BaseException as error:
-            self.audit.write(name, arguments, "failed", time.monotonic() - begin, repr(error))
-            raise
+            self.audit.write(name, arguments, "failed", time.monotonic() - begin, _told(error))
+            if not isinstance(error, Exception):
+                raise  # somebody ends the program
+            raise ToolError(_told(error)) from error
         self.audit.write(name, arguments, "done", time.monotonic() - begin)
         return result
 
@@ -102,10 +101,14 @@ def _check_arguments(tool: Tool, arguments: dict[str, Any]) -> None:
         raise ToolError(f"{tool.name}: {error.json_path}: {error.message[:500]}")
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
+    if isinstance(error, ToolError):
+        return str(error)
     if isinstance(error, UserError):
         return f"{error.message}; {error.hint}" if error.hint else error.message
-    return str(error.strerror or error) if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError):
+        return str(error.strerror or error)
+    return f"it came to an end that nobody foresaw: {repr(error)[:MAX_SHOWN]}"
 
 
 def quoted(value: Any) -> str:

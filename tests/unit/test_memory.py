@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 
 from pyrun.cli.main import cli
 from pyrun.errors import UserError
+from pyrun.memory import store
 from pyrun.memory.intake import take_in
 from pyrun.memory.limit import memory_limit
 from pyrun.memory.recall import UserMemory
@@ -26,7 +28,7 @@ from pyrun.memory.repair import check, repair
 from pyrun.memory.schema import MIGRATIONS, migrate, version_of, words_table
 from pyrun.memory.spool import Record, write_spool
 from pyrun.memory.store import Entry, Memory, key_of_user
-from pyrun.memory.transfer import export_lines, import_lines
+from pyrun.memory.transfer import Imported, export_lines, import_lines
 
 DAY = 86_400_000
 
@@ -193,12 +195,54 @@ def test_a_fact_has_one_value_and_is_forgotten_whole(memory: Memory) -> None:
     assert check(memory) == []
 
 
-def test_what_is_forgotten_is_not_in_the_file_any_more(memory: Memory) -> None:
+def on_disk(memory: Memory) -> bytes:
+    """All that somebody with the disk can read; what is open in SQLite is not opened by us."""
+    return b"".join(
+        subprocess.run(["cat", path], capture_output=True, check=True).stdout
+        for path in memory.folder.glob("memory.db*")
+        if not path.name.endswith("-shm")
+    )
+
+
+@pytest.mark.parametrize("forgotten", ["a fact", "an entry", "a conversation", "everything"])
+def test_what_is_forgotten_is_not_on_the_disk_any_more(forgotten: str, memory: Memory) -> None:
+    own = UserMemory(memory, "")
+    archive(memory, ["what stays"], conversation="00000000000000bb")
     archive(memory, ["the word xylophonist is rare"])
-    UserMemory(memory, "").forget_all()
-    memory.database.execute("INSERT INTO words_1(words_1) VALUES ('optimize')")
-    memory.shrink()
-    assert b"xylophonist" not in memory.path.read_bytes()
+    own.set_fact("jukebox", "quagmire")
+    own.set_fact("jukebox", "vexation")
+    assert all(word in on_disk(memory) for word in (b"xylophonist", b"jukebox", b"quagmire", b"vexation"))
+    gone: tuple[bytes, ...]
+    if forgotten == "a fact":
+        gone = (b"jukebox", b"quagmire", b"vexation")
+        assert own.forget_fact("jukebox")
+    elif forgotten == "an entry":
+        gone = (b"xylophonist",)
+        assert own.forget_entry(own.search("xylophonist")[0].entry.id) == 1
+    elif forgotten == "a conversation":
+        gone = (b"xylophonist",)
+        assert own.forget_conversation(TALK) == 1
+    else:
+        gone = (b"jukebox", b"quagmire", b"vexation", b"xylophonist")
+        assert own.forget_all() == 3
+    left = on_disk(memory)
+    assert [word for word in gone if word in left] == []
+    assert check(memory) == []
+    assert found_texts(own, "stays") == ([] if forgotten == "everything" else ["what stays"])
+
+
+def test_an_index_that_is_merged_in_many_steps_has_nothing_of_what_was_forgotten(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MERGED_AT_ONCE", 1)
+    for batch in range(6):
+        texts = [f"word{batch}x{n} " * 5 + "common" for n in range(300)]
+        archive(memory, [*texts, f"xylophonist{batch}"], conversation=f"{batch:016x}")
+    own = UserMemory(memory, "")
+    assert own.forget_entry(own.search("xylophonist0")[0].entry.id) == 1
+    assert b"xylophonist0" not in on_disk(memory)
+    assert own.counts()["message"] == 6 * 301 - 1
+    assert check(memory) == []
 
 
 @pytest.mark.parametrize(("name", "value"), [("", "x"), ("x", " "), ("n" * 201, "x"), ("x", "y" * (1 << 20) + "z")])
@@ -318,6 +362,53 @@ def test_a_file_that_is_no_database_is_refused_with_a_remedy_and_set_aside_by_re
         assert check(memory) == []
 
 
+def test_a_file_that_is_not_damaged_is_no_matter_for_repair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "BUSY_SECONDS", 0.1)
+    newer, locked, unreadable = (tmp_path / name for name in ("newer", "locked", "unreadable"))
+    with Memory(newer) as memory:
+        memory.database.execute("PRAGMA user_version = 99")
+    with Memory(locked) as memory:
+        archive(memory, ["kept"])
+    (unreadable / "memory.db").mkdir(parents=True)
+    with closing(sqlite3.connect(locked / "memory.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for folder, why in ((newer, "version 99"), (locked, "locked"), (unreadable, "unable to open")):
+            with pytest.raises(UserError, match=why):
+                repair(folder)
+            assert list(folder.glob("*damaged*")) == []
+    with Memory(locked) as memory:
+        assert found_texts(UserMemory(memory, ""), "kept") == ["kept"]
+
+
+def break_index_of_entries(path: Path) -> None:
+    """Says that another table's pages are those of the index: SQLite finds that in no reading of the entries."""
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute(
+            "UPDATE sqlite_master SET rootpage = (SELECT rootpage FROM sqlite_master WHERE name = 'sessions_by_use') "
+            "WHERE name = 'entries_by_age'"
+        )
+        database.commit()
+
+
+def test_of_a_broken_file_what_was_forgotten_stays_so_and_sessions_are_saved_without_entries(tmp_path: Path) -> None:
+    with Memory(tmp_path) as memory:
+        with memory.writing() as database:
+            user = memory.ensure_user(key_of_user("alice"))
+            database.execute("INSERT INTO sessions(user, name, created, used) VALUES (?, 'a chat', 1, 1)", (user,))
+            database.execute("INSERT INTO gone VALUES (?, x'0102', 5)", (user,))
+        assert database.execute("SELECT * FROM sqlite_sequence").fetchall() == []
+        path = memory.path
+    break_index_of_entries(path)
+    done = repair(tmp_path)
+    assert done.problems != []
+    assert (done.n_saved, done.kept is not None) == (0, True)
+    with Memory(tmp_path) as memory:
+        assert check(memory) == []
+        assert memory.was_removed(memory.find_user(key_of_user("alice")) or 0, b"\1\2")
+        assert memory.database.execute("SELECT name FROM sessions").fetchall() == [("a chat",)]
+
+
 def test_a_file_of_the_first_version_opens_with_all_it_held(tmp_path: Path) -> None:
     """tests/golden/memory-1.sql was written by version 1, and stays as it is."""
     script = (ROOT / "tests" / "golden" / "memory-1.sql").read_text(encoding="utf-8")
@@ -374,6 +465,23 @@ def test_an_export_comes_in_again_and_nothing_twice(memory: Memory, tmp_path: Pa
         # What is imported is known when a spool brings it.
         archive(other, ["one", "two"], "bob")
         assert bob.counts() == {"message": 2, "pair": 1, "fact": 1}
+
+
+def test_of_two_values_of_a_fact_the_newer_one_stays_and_the_import_says_so(memory: Memory, tmp_path: Path) -> None:
+    def fact(name: str, value: str, at: int) -> str:
+        return json.dumps({"kind": "fact", "text": name, "answer": value, "at": at})
+
+    own = UserMemory(memory, "")
+    header = '{"llama_run_memory": 1}'
+    import_lines(own, [header, fact("colour", "red", 50), fact("pet", "cat", 50), fact("town", "Paris", 50)])
+    lines = [fact("colour", "blue", 60), fact("pet", "dog", 40), fact("town", "Paris", 60), fact("tree", "oak", 1)]
+    assert import_lines(own, [header, *lines]) == Imported(n_new=1, n_replaced=1, n_known=1, n_older=1)
+    assert {f.text: f.answer for f in own.facts()} == {"colour": "blue", "pet": "cat", "town": "Paris", "tree": "oak"}
+    assert own.search("red") == []
+    assert found_texts(own, "blue") == ["colour"]
+    assert check(memory) == []
+    said = run(memory, "import", text="\n".join([header, fact("colour", "green", 70)])).stderr
+    assert "0 new, 1 in place of older values, 0 known already, 0 left out" in said
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import itertools
 import os
+import resource
 import shutil
 import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable, Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -24,6 +27,7 @@ from tool_fixtures import Bench, call, refusal
 
 from pyrun.errors import UserError
 from pyrun.tools import commands as commands_module
+from pyrun.tools import files as files_module
 from pyrun.tools import http as http_module
 from pyrun.tools.http import HttpTools, is_public
 from pyrun.tools.root import Root
@@ -224,16 +228,88 @@ def test_binary_files_are_refused_and_left_out(bench: Bench) -> None:
 
 
 def test_results_are_bounded(bench: Bench) -> None:
-    (bench.work / "wide.txt").write_text("x" * 900_000)
     (bench.work / "long.txt").write_text("line of text\n" * 70_000)
     for n in range(2100):
         (bench.work / f"file{n}").touch()
     box = bench.box()
-    assert len(call(box, "read_file", path="wide.txt")) < 101_000
     assert "of 70000]" in call(box, "read_file", path="long.txt", max_lines=10_000)
     assert "cut: more than 2,000" in call(box, "list_directory")
     assert "cut: more than 2,000" in call(box, "find_files", pattern="*")
     assert "cut: more than 2,000" in call(box, "search_text", text="line")
+
+
+def test_a_line_longer_than_a_result_is_read_piece_by_piece(bench: Bench) -> None:
+    line = "".join(f"{n:07d}" for n in range(40_000))
+    (bench.work / "wide.txt").write_text(f"first\n{line}\nlast\n")
+    box = bench.box()
+    assert call(box, "read_file", path="wide.txt") == "1\tfirst\n[lines 1 to 1 of 3]"
+    read, begin = "", 1
+    while begin <= len(line):
+        result = call(box, "read_file", path="wide.txt", first_line=2, first_character=begin)
+        assert len(result) <= 100_000
+        piece, *more = result.removeprefix("2\t").split("\n")
+        read += piece
+        told = (
+            f"[line 2 is cut: characters {begin} to {len(read)} of 280000; go on with first_character {len(read) + 1}]"
+        )
+        assert more == ([told] if len(read) < len(line) else ["3\tlast", "[lines 2 to 3 of 3]"])
+        begin = len(read) + 1
+    assert read == line
+    assert "no character 280001" in refusal(box, "read_file", path="wide.txt", first_line=2, first_character=begin)
+
+
+def test_many_folders_are_walked_with_few_of_them_open(bench: Bench, few_files: Callable[[int], None]) -> None:
+    for n in range(150):
+        (bench.work / f"folder{n:03d}" / "below").mkdir(parents=True)
+        (bench.work / f"folder{n:03d}" / "below" / "note.txt").write_text("wanted")
+    box = bench.box()
+    few_files(30)
+    assert call(box, "find_files", pattern="note.txt").splitlines() == [
+        f"folder{n:03d}/below/note.txt" for n in range(150)
+    ]
+    assert len(call(box, "search_text", text="wanted").splitlines()) == 150
+
+
+def test_a_folder_that_becomes_a_link_during_a_walk_is_left_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = bench.work / "victim"
+    victim.mkdir()
+    opened = files_module._opened_within
+
+    def plant(folder: int, name: str, flags: int) -> int | None:
+        if name == "victim":
+            victim.rmdir()
+            victim.symlink_to(bench.outside)
+        return opened(folder, name, flags)
+
+    monkeypatch.setattr(files_module, "_opened_within", plant)
+    assert call(bench.box(), "search_text", text="secret") == "nothing was found"
+    assert victim.is_symlink()
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("find_files", {"pattern": "*"}), ("search_text", {"text": "inside"})])
+def test_folders_that_cannot_be_opened_for_want_of_room_are_not_silently_missing(
+    name: str, arguments: dict[str, str], bench: Bench, few_files: Callable[[int], None]
+) -> None:
+    (bench.work / "/".join(["deep"] * 50)).mkdir(parents=True)
+    box = bench.box()
+    few_files(20)
+    assert "Too many open files" in refusal(box, name, **arguments)
+
+
+@pytest.fixture
+def few_files() -> Iterator[Callable[[int], None]]:
+    """Lets this process open just some more files than it has open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def limit(more: int) -> None:
+        taken = {int(path.name) for path in Path("/dev/fd").iterdir()}
+        free = (number for number in itertools.count() if number not in taken)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next(itertools.islice(free, more, None)), before[1]))
+
+    try:
+        yield limit
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 # Commands

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,9 @@ from pyrun.extras import explain_import
 from pyrun.home import Home
 from pyrun.providers.ask import ask
 from pyrun.providers.known import Provider, load_providers
+from pyrun.server.address import Address
 from pyrun.tools import audit
+from pyrun.tools.mcp_config import check_local, tool_server
 from pyrun.tools.rules import read_rules
 from pyrun.tools.setup import load_setup
 
@@ -122,6 +127,9 @@ def test_http_speaks_all_four_methods(bench: Bench, web: ThreadingHTTPServer) ->
         ("json_query", {"text": '{"a": {"b": [1, 2]}}', "path": "/a/b/0"}, "1"),
         ("json_query", {"text": '{"x.y": {"/": 5}}', "path": '["x.y"]./'}, "5"),
         ("json_query", {"text": '{"/": 5}', "path": "/~1"}, "5"),
+        ("json_query", {"text": '{"a": {"*": 5, "b": 6}}', "path": "/a/*"}, "5"),
+        ("json_query", {"text": '{"a": {"*": 5, "b": 6}}', "path": 'a["*"]'}, "5"),
+        ("json_query", {"text": '{"a": {"*": 5, "b": 6}}', "path": "a.*"}, "[\n  5,\n  6\n]"),
         ("json_query", {"text": '[{"n": "ä"}, {"n": "b"}]', "path": "[*].n"}, '[\n  "ä",\n  "b"\n]'),
         ("json_format", {"text": '{"b":1,"a":[]}', "indent": 0, "sort_keys": True}, '{"a": [], "b": 1}'),
         ("json_validate", {"text": "5", "schema": {"type": "integer"}}, "valid"),
@@ -141,12 +149,51 @@ def test_json_is_parsed_queried_formatted_and_validated(
         ("json_query", {"text": '{"a": 1}', "path": "b"}, "no 'b' in an object with a"),
         ("json_query", {"text": "[1]", "path": "[1]"}, "no 1 in a list of 1"),
         ("json_query", {"text": "[1]", "path": "["}, "cannot be read"),
+        ("json_query", {"text": "{}", "path": '["\\q"]'}, "cannot be read"),
+        ("json_query", {"text": "[1, 2]", "path": "/*"}, "no '*' in a list of 2"),
         ("json_validate", {"text": "{", "schema": {}}, "no JSON"),
         ("json_validate", {"text": "{}", "schema": {"type": "nonsense"}}, "cannot be used"),
     ],
 )
 def test_what_is_wrong_with_json_is_told(name: str, arguments: dict[str, Any], expected: str, bench: Bench) -> None:
     assert expected in refusal(bench.box(), name, **arguments)
+
+
+def test_modules_in_the_current_folder_are_not_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("jsonschema", "click", "pyrun", "json"):
+        (bench.work / f"{name}.py").write_text(f"from pathlib import Path; Path({name!r}).touch()")
+    monkeypatch.chdir(bench.work)
+    assert call(bench.box(), "json_validate", text="5", schema={"type": "integer"}) == "valid"
+    entry = tool_server(bench.work)
+    home = {**os.environ, "LLAMA_RUN_HOME": str(ROOT)}
+    listed = subprocess.run([entry["command"], *entry["args"], "list"], env=home, capture_output=True, text=True)
+    assert (listed.returncode, "json_validate" in listed.stdout) == (0, True), listed.stderr
+    assert [path.name for path in bench.work.iterdir() if not path.suffix] == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "environment", "named"),
+    [
+        (["--cors-origins", "*"], {}, "--cors-origins"),
+        (["--cors_origins", "*"], {}, "--cors-origins"),
+        (["--allowed-host", "example.org"], {}, "--allowed-host"),
+        ([], {"LLAMA_ARG_CORS_ORIGINS": "*"}, "LLAMA_ARG_CORS_ORIGINS"),
+        ([], {"LLAMA_ARG_ALLOWED_HOST": "example.org"}, "LLAMA_ARG_ALLOWED_HOST"),
+    ],
+)
+def test_a_server_with_tools_cannot_be_opened_to_pages_of_other_sites(
+    extra: list[str], environment: dict[str, str], named: str
+) -> None:
+    check_local(Address(), ["--cors-methods", "GET"], {})
+    with pytest.raises(UserError, match=f"--with-tools does not go with {named}:") as refused:
+        check_local(Address(), extra, environment)
+    assert refused.value.hint
+
+
+def test_the_variables_that_count_are_those_that_the_server_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_CORS_ORIGINS", "https://example.org")
+    with pytest.raises(UserError, match="LLAMA_ARG_CORS_ORIGINS"):
+        check_local(Address(), [])
 
 
 def test_memory_is_stored_searched_and_forgotten_and_each_user_is_alone(bench: Bench) -> None:
@@ -162,6 +209,7 @@ def test_memory_is_stored_searched_and_forgotten_and_each_user_is_alone(bench: B
     assert call(other, "forget_fact", name="bicycle") == "no such fact is known"
     assert call(box, "forget_fact", name="bicycle") == "it is forgotten"
     assert call(box, "search_memory", query="Rosinante") == "nothing was found"
+    assert b"osinante" not in b"".join(path.read_bytes() for path in (bench.folder / "memory").glob("memory.db*"))
 
 
 # What may be done unasked
@@ -287,6 +335,27 @@ def test_a_call_that_cannot_be_written_down_is_not_made(bench: Bench) -> None:
     assert not (bench.work / "a").exists()
 
 
+def test_an_error_that_nobody_foresaw_is_a_result_and_is_written_down(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    box = bench.box()
+
+    def fail(_: object) -> str:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setitem(box.tools, "read_file", replace(box.tools["read_file"], run=fail))
+    monkeypatch.setitem(box.tools, "write_file", replace(box.tools["write_file"], settle=fail))
+    assert "ZeroDivisionError" in refusal(box, "read_file", path="inside.txt")
+    assert "ZeroDivisionError" in refusal(box, "write_file", path="inside.txt", content="")
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"not": deep}
+    refusal(box, "json_validate", text="5", schema=deep)
+    told = [(entry["tool"], entry["outcome"]) for entry in bench.calls()]
+    assert told == [("read_file", "failed"), ("write_file", "refused"), ("json_validate", "failed")]
+    assert "ZeroDivisionError" in bench.calls()[0]["detail"]
+
+
 # Settings and providers
 
 
@@ -320,6 +389,12 @@ key_env = "BIG_KEY"
     assert setup.providers == [Provider("big", "https://api.example.org/v1", "openai", "large", "sk-1")]
     assert "sk-1" not in repr(setup)
     assert load_setup(home, {}, user="bob", root=tmp_path).user == "bob"
+
+
+def test_stored_state_is_out_of_reach_wherever_it_lies(tmp_path: Path) -> None:
+    home = home_with(tmp_path, "[server]\ncache-ssd = 'one'\n[models.a]\narguments = ['--cache-ssd', '/two']\n")
+    protected = load_setup(home, {"LLAMA_ARG_CACHE_SSD": "/three"}).protected
+    assert {home.kv_cache, tmp_path / "one", Path("/two"), Path("/three")} <= set(protected)
 
 
 @pytest.mark.parametrize(
