@@ -58,8 +58,13 @@ bool is_checked_by_router(const std::string & header) {
     return process_has_guard && (header == "origin" || header.rfind("sec-fetch-", 0) == 0);
 }
 
+// A router's models may keep prompts, each where its preset says.
+static bool has_something_to_guard(const common_params & params) {
+    return !params.cache_ssd.path.empty() || !params.mcp_servers_config.empty() || !params.models_preset.empty();
+}
+
 browser_guard::browser_guard(const common_params & params) :
-    on(!params.cache_ssd.path.empty() || !params.mcp_servers_config.empty()), any_origin(params.cors_origins == "*"),
+    on(has_something_to_guard(params)), any_origin(params.cors_origins == "*"),
     origins(string_split<std::string>(params.cors_origins, ',')) {
     process_has_guard = on;
     // No browser reaches a socket of the file system, and clients there send what they like.

@@ -86,7 +86,7 @@ def shown_settings(root: click.Command, home: Home, environment: dict[str, str])
         # A name that is its own pattern is found by it; a pattern is looked at as any other.
         for name, content in model_tables(settings, path, table):
             if name == table:
-                yield from (Shown(f"models.{name}", key, _hidden(value), path.name) for key, value in content.items())
+                yield from (_set(f"models.{name}", key, value, environment, path) for key, value in content.items())
     for name in settings:
         if name in ROOT_TABLES or name == "models":
             continue
@@ -101,12 +101,22 @@ def _command(root: click.Command, name: str) -> click.Command | None:
     return root.get_command(click.Context(root), name) if isinstance(root, click.Group) else None
 
 
-def _shown(table: str, name: str, key: Key, content: dict[str, Any], environment: dict[str, str], path: Path) -> Shown:
+def _variable(name: str, environment: dict[str, str]) -> str | None:
+    """The one that counts more than the file, where it is set."""
     variable = VARIABLES.get(name, "")
-    if environment.get(variable):
-        return Shown(table, name, environment[variable], variable)
-    if name in content:
-        return Shown(table, name, content[name], path.name)
+    return variable if environment.get(variable) else None
+
+
+def _set(table: str, name: str, value: Any, environment: dict[str, str], path: Path) -> Shown:
+    if variable := _variable(name, environment):
+        # The variable names a folder, so the cache is not off.
+        return Shown(table, name, False if name == "no-cache-ssd" else environment[variable], variable)
+    return Shown(table, name, _hidden(value), path.name)
+
+
+def _shown(table: str, name: str, key: Key, content: dict[str, Any], environment: dict[str, str], path: Path) -> Shown:
+    if name in content or _variable(name, environment):
+        return _set(table, name, content.get(name), environment, path)
     default = default_of(key.option)
     return Shown(table, name, default, "not set" if default is None else "default")
 

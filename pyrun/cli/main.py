@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -173,8 +173,9 @@ class Root(click.Group):
     callback=lambda context, option, name: None if name is None else Served(name or None),
     metavar="[MODEL]",
     shell_complete=lambda context, option, start: _complete_model(context, option, start),
-    help="Serve MODEL: a path, a name in models/, or a unique part of one. It may be left out where there is only one, "
-    "or none: then a small built-in one is taken.",
+    help="Serve MODEL: a path, a name in models/, or a unique part of one; of several, with commas between, each is "
+    "loaded when it is asked for. It may be left out where there is only one, or none: then a small built-in one is "
+    "taken.",
 )
 @click.option(
     "--all", "everything", is_flag=True, help="With --server: all models in models/, each loaded when it is asked for."
@@ -295,19 +296,21 @@ def cli(
         raise click.UsageError("--list-models and --list-backends do not go with --server")
     if served is None and (stray := [flag for flag in given if flag in SERVER_ONLY]):
         raise click.UsageError(f"{stray[0]} goes with --server")
-    if everything and ((served and served.model) or print_profile):
-        raise click.UsageError("--all serves all models, each with its own profile; name none, and print none")
-    if everything and workers:
-        raise click.UsageError("a worker serves one model at a time: --workers does not go with --all")
+    if everything and served and served.model:
+        raise click.UsageError("--all serves all models: name none, or name some with commas between, without --all")
     if print_profile and noauto:
         raise click.UsageError("--noauto leaves no profile to print")
     if list_models or list_backends:
         home = find_home()
         if list_models:
+            from pyrun.cli.defaults import server_words
             from pyrun.cli.models import print_models
-            from pyrun.server.command import choose_cache
+            from pyrun.server.command import CACHE_FLAG, choose_cache
+            from pyrun.server.words import value_of
 
-            print_models(home, backend, choose_cache(home.kv_cache, cache_ssd, no_cache_ssd, (), os.environ))
+            set_words = tuple(server_words(extra.settings, extra.file))
+            cache = choose_cache(home.kv_cache, cache_ssd, no_cache_ssd, set_words, os.environ)
+            print_models(home, backend, cache or value_of(set_words, CACHE_FLAG) or None)
         if list_models and list_backends:
             click.echo()
         if list_backends:
@@ -322,6 +325,7 @@ def cli(
         from pyrun.cli.defaults import server_model, server_words
         from pyrun.cli.model_settings import with_model_settings
         from pyrun.cli.server import ServerOptions, run_server
+        from pyrun.models.find import names_in
         from pyrun.workers.endpoint import read_workers
 
         if "--cache-ssd" in given and "--no-cache-ssd" in given:
@@ -341,6 +345,7 @@ def cli(
             print_profile=print_profile,
             dry_run=dry_run,
             extra=(*words, *extra.extra),
+            n_set=len(words),
             shared=cache_ssd_shared,
             overflow=context_overflow,
             with_tools=with_tools,
@@ -351,12 +356,16 @@ def cli(
         def of_model(name: str, options: ServerOptions) -> ServerOptions:
             return with_model_settings(cli, options, name, extra.settings, extra.file, given, os.environ)
 
-        if everything:
+        home = find_home()
+        names = names_in(home, options.model) if options.model and not everything else []
+        if everything or len(names) > 1:
             from pyrun.cli.router import run_router
 
-            run_router(find_home(), options, of_model)
+            if print_profile or workers:
+                raise click.UsageError("--print-profile and --workers are for one model: name one, without --all")
+            run_router(home, options, of_model, names)
         else:
-            run_server(find_home(), options, of_model)
+            run_server(home, replace(options, model=names[0] if names else None), of_model)
     elif given:
         raise click.UsageError(f"{given[0]} goes with --server")
     else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pyrun.cli.defaults import model_defaults, server_words, warm_file
+from pyrun.cli.defaults import model_defaults, warm_file
 from pyrun.cli.server import ServerOptions
 
 WARM_FLAG = "--cache-ssd-warm"  # llama-server's own
@@ -47,7 +47,7 @@ def with_model_settings(
     }
     if "noauto" in values and "noauto" not in typed:
         changes["auto"] = not values["noauto"]
-    at = len(server_words(settings, file))  # what is typed behind `--` stays last
+    at = options.n_set  # what is typed behind `--` stays last
     chosen = replace(options, **changes, extra=(*options.extra[:at], *words, *options.extra[at:]))
     if chosen.warm is None:
         return chosen

@@ -15,6 +15,7 @@ from pyrun.errors import UserError
 from pyrun.extras import has_native
 from pyrun.home import Home
 from pyrun.machine.describe import GIB, Machine
+from pyrun.models.find import how_to_get_one
 from pyrun.models.gguf import BrokenModelError
 from pyrun.models.look import Seen, companions, see_models
 from pyrun.models.profile import Profile, Wishes, choose_profile
@@ -28,9 +29,7 @@ def print_models(home: Home, backend: str, cache: str | None) -> None:
     extra = companions(home, seen)
     seen = [one for one in seen if one.model.path not in extra]
     if not seen:
-        console.say(
-            f"{home.models} is empty; `llama-run --download` gets a model, `llama-run --server` a small default"
-        )
+        console.say(f"{home.models} is empty; {how_to_get_one(home)}; `llama-run --server` takes a small default")
     else:
         settled = settle_backend(home, backend)
         rows: list[tuple[str, ...]] = [("model", "architecture", "size", "quant", "context", "stored", "fits")]

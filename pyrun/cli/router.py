@@ -1,11 +1,11 @@
-"""Has `llama-run --server --all`: every model in models/, loaded when it is asked for."""
+"""Has `llama-run --server --all`: every model in models/, or those that are named, loaded when it is asked for."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -14,103 +14,172 @@ from pyrun import console
 from pyrun.build.builder import has_web_ui
 from pyrun.cache.folder import make_cache
 from pyrun.cli.backends import device_warning, settle_backend
-from pyrun.cli.server import ServerOptions, ensure_built, supervise, use_runtime, warn_of_open_server
+from pyrun.cli.server import (
+    ServerOptions,
+    ensure_built,
+    offer_tools,
+    settings_for,
+    supervise,
+    tools_root,
+    use_runtime,
+    warn_of_open_server,
+)
 from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.machine.describe import GIB, Machine
 from pyrun.machine.names import AUTO
 from pyrun.models.default import CHAT_TEMPLATE, SAMPLING, default_model_path
-from pyrun.models.look import Seen, see_models
-from pyrun.models.profile import choose_profile, read_wishes
+from pyrun.models.find import find_model, how_to_get_one
+from pyrun.models.look import Seen, see, see_models
+from pyrun.models.profile import SPELLINGS, choose_profile, read_wishes
 from pyrun.server.address import choose_address, find_key
-from pyrun.server.command import METADATA_VARIABLE, ServerSettings, choose_cache, server_command
+from pyrun.server.command import CACHE_FLAG, choose_cache, server_command, words_of_models
 from pyrun.server.log import OWN_FILE, OWN_FOLDER
 from pyrun.server.port import check_port
-from pyrun.server.router import MEMORY_FLAG, MEMORY_VARIABLE, NEED_FLAG, Preset, Room, at_most, presets_text
-from pyrun.server.words import has_flag
+from pyrun.server.router import (
+    MEMORY_FLAG,
+    MEMORY_VARIABLE,
+    NEED_FLAG,
+    Preset,
+    Room,
+    at_most,
+    is_of_router,
+    is_writable,
+    presets_text,
+)
+from pyrun.server.words import grouped, has_flag, is_flag, spelled, value_of
 
 UPSTREAM_AT_ONCE = 4  # what llama-server does by itself: without a profile, nobody knows what a model takes
 OfModel = Callable[[str, ServerOptions], ServerOptions]
 
 
-def run_router(home: Home, options: ServerOptions, of_model: OfModel) -> None:
+@dataclass(frozen=True)
+class Chosen:
+    """What is served, and how."""
+
+    presets: tuple[Preset, ...]
+    of_all: tuple[str, ...]  # words for models that say nothing else
+    room: Room
+    extra: tuple[str, ...]  # words for the router, which overrule every model's
+
+
+def run_router(home: Home, options: ServerOptions, of_model: OfModel, names: Sequence[str] = ()) -> None:
+    """`names` are the models to serve; none means all of them."""
     address = choose_address(options.host, options.port, options.extra, os.environ)
-    cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
+    tools = tools_root(home, address, options)
     settled = settle_backend(home, options.backend, may_build=options.build)
     if options.backend == AUTO:
         console.say(f"backend: {settled.backend} ({settled.why})")
     options = replace(options, backend=settled.backend)
-    presets, room = choose_presets(home, see_models(home), settled.machine, options, of_model, bool(cache))
+    named = {model.path: model for model in (find_model(home, name) for name in names)}
+    seen = [see(model) for model in named.values()] or see_models(home)
+    chosen = choose_presets(home, seen, settled.machine, options, of_model, is_named=bool(named))
     file = home.logs / f"models-{address.port}.ini"
-    key = find_key(options.extra, os.environ)
-    settings = ServerSettings(
-        binary=home.server_binary(options.backend),
-        model=file,
-        address=address,
-        cache=cache,
-        web_page=None if has_web_ui(home, options.backend) else home.web_page,
-        users_by_metadata=bool(address.open_hosts or key or os.environ.get(METADATA_VARIABLE)),
-        extra=options.extra,
-        room=room,
-    )
-    warn_of_open_server(address, key)
+    options = replace(options, extra=chosen.extra)
+    settings = replace(settings_for(home, file, address, options), room=chosen.room)
+    warn_of_open_server(address, find_key(options.extra, os.environ))
+    ours = words_of_models(settings)
+    if not is_writable(ours):
+        raise UserError(f"a folder's name has ; # or ] in it, which the router cannot read: {' '.join(ours)}")
+    presets = presets_text(chosen.presets, (*ours, *chosen.of_all))
     if options.dry_run:
-        click.echo(presets_text(presets))
+        click.echo(presets)
         click.echo(shlex.join(server_command(settings)))
         return
-    if cache:
+    for cache in {preset.cache for preset in chosen.presets if preset.cache}:
         make_cache(Path(cache))
     for host in address.hosts:
         check_port(host, address.port)
     ensure_built(home, options, settled.snapshot)
     settings = replace(settings, web_page=None if has_web_ui(home, options.backend) else home.web_page)
-    _write(file, presets_text(presets))
-    names = ", ".join(preset.name for preset in presets)
-    console.say(f'models: {names}; a request names its own: "model": "{presets[0].name}"')
+    _write(file, presets)
+    served = ", ".join(preset.name for preset in chosen.presets)
+    console.say(f'models: {served}; a request names its own: "model": "{chosen.presets[0].name}"')
     if warning := device_warning(settled):
         console.say(warning)
     use_runtime(settled.machine, options.backend)
-    supervise(home, settings)
+    offer_tools(home, tools)
+    supervise(home, settings, presets=chosen.presets)
 
 
 def choose_presets(
-    home: Home, seen: list[Seen], machine: Machine, options: ServerOptions, of_model: OfModel, has_cache: bool
-) -> tuple[list[Preset], Room]:
-    """A preset for each model that can be served here, and what is loaded together; what is left out is said."""
+    home: Home, seen: list[Seen], machine: Machine, options: ServerOptions, of_model: OfModel, *, is_named: bool = False
+) -> Chosen:
+    """A preset for each model that can be served here, and what is loaded together. What is left out is said, unless
+    somebody named it."""
+    # What stands on the router's command line overrules every preset: that is for what was typed.
+    groups = grouped(options.extra[: options.n_set])
+    of_router = [group for group in groups if is_of_router(group[0]) or not is_writable(group)]
+    of_all = tuple(word for group in groups if group not in of_router for word in group)
+    typed = (*(word for group in of_router for word in group), *options.extra[options.n_set :])
     presets: list[Preset] = []
     shares: list[int] = []
     memory = 0
-    said = options.extra
+    said = (*of_all, *typed)
     for one in seen:
         name = Path(one.model.name).name
-        own = of_model(name, replace(options, extra=()))
+        wanted = of_model(name, replace(options, extra=(), n_set=0))
+        words = tuple(word for group in grouped(wanted.extra) if not is_of_router(group[0]) for word in group)
+        _say_ignored(name, wanted, options)
         try:
             if one.facts is None:
                 raise one.problem or UserError("it cannot be read")
-            words: tuple[str, ...] = ("--ctx-size", str(own.ctx)) if own.ctx else ()
+            everything = (*of_all, *words, *typed)
+            cache = choose_cache(home.kv_cache, wanted.cache, wanted.no_cache, everything, os.environ)
+            flags: tuple[str, ...] = ("--ctx-size", str(wanted.ctx)) if wanted.ctx else ()
+            flags = (*flags, *(() if cache is None else (CACHE_FLAG, cache)))
             share = None
-            if own.auto:
-                wishes = read_wishes(own.ctx, (*own.extra, *options.extra), os.environ)
-                profile = choose_profile(one.facts, machine, options.backend, wishes, has_ssd_cache=has_cache)
+            if wanted.auto:
+                wishes = read_wishes(wanted.ctx, everything, os.environ)
+                profile = choose_profile(one.facts, machine, options.backend, wishes, has_ssd_cache=bool(cache))
                 share, memory = profile.share, profile.shared_memory
-                words = (*words, *(word for setting in profile.settings for word in setting.flags))
-                words = (NEED_FLAG, str(share), *words)
+                flags = (*flags, *(word for setting in profile.settings for word in setting.flags))
+                flags = (NEED_FLAG, str(share), *flags)
             if one.model.path == default_model_path(home):
-                words = (*words, "--chat-template-file", str(CHAT_TEMPLATE), *(SAMPLING if own.auto else ()))
-            preset = Preset(name, one.model.path, (*words, *own.extra))
+                flags = (*flags, "--chat-template-file", str(CHAT_TEMPLATE), *(SAMPLING if wanted.auto else ()))
+            preset = Preset(
+                name,
+                one.model.path,
+                (*_unsaid(flags, everything), *words),
+                cache or value_of(everything, CACHE_FLAG) or None,
+            )
             if not preset.is_writable:
                 raise UserError("its name or settings have ; # or ] in them, which the router cannot read")
             presets.append(preset)
-            said = (*said, *own.extra)
+            said = (*said, *words)
             shares += [] if share is None else [share]
         except UserError as error:
+            if is_named:
+                raise UserError(f"{name}: {error.message}", error.hint) from error
             console.say(f"left out: {name}: {error.message}")
     if not presets:
-        raise UserError(f"no model in {home.models} can be served", "`llama-run --download` gets one")
+        raise UserError(f"no model in {home.models} can be served", how_to_get_one(home))
     if len({preset.name for preset in presets}) < len(presets):
         raise UserError("two models have the same name, in different folders", "rename one of them")
-    own_memory = has_flag(options.extra, MEMORY_FLAG)
-    return presets, _choose_room(shares if len(shares) == len(presets) else [], memory, said, own_memory=own_memory)
+    own_memory = has_flag(typed, MEMORY_FLAG)
+    room = _choose_room(shares if len(shares) == len(presets) else [], memory, said, own_memory=own_memory)
+    return Chosen(tuple(presets), of_all, room, typed)
+
+
+def _unsaid(flags: Sequence[str], said: Sequence[str]) -> list[str]:
+    """Without what the user says: a preset that has a flag in two spellings is read in no certain order."""
+    known = {_flag(word) for word in said if is_flag(word)}
+    return [word for group in grouped(flags) if _flag(group[0]) not in known for word in group]
+
+
+def _flag(word: str) -> str:
+    """One name for all spellings of a flag that we know."""
+    word = spelled(word)
+    return next((flags[0] for flags, _ in SPELLINGS.values() if word in flags), word)
+
+
+def _say_ignored(name: str, wanted: ServerOptions, options: ServerOptions) -> None:
+    """One program serves all of them, at one address."""
+    ignored = [what for what in ("host", "port") if getattr(wanted, what) != getattr(options, what)]
+    ignored += ["backend"] if wanted.backend not in (AUTO, options.backend) else []
+    ignored += [word for word in wanted.extra if is_of_router(word)]
+    if ignored:
+        console.say(f"{name}: not used, because other models are served as well: its own {', '.join(ignored)}")
 
 
 def _choose_room(shares: list[int], memory: int, said: tuple[str, ...], *, own_memory: bool) -> Room:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import re
@@ -37,18 +38,18 @@ from pyrun.machine.names import AUTO
 from pyrun.machine.snapshot import Snapshot
 from pyrun.memory.spool import SPOOL
 from pyrun.models.calibration import describe_starts, read_starts, remember_start, starts_of, taken_of
+from pyrun.models.choose import built_in, choose_model
 from pyrun.models.default import (
     CHAT_TEMPLATE,
-    DEFAULT_SIZE,
     DESCRIPTION,
     SAMPLING,
     default_model_path,
     ensure_default_model,
 )
 from pyrun.models.facts import facts_of_name
-from pyrun.models.find import Model, find_model, list_models
+from pyrun.models.find import Model, how_to_get_one
 from pyrun.models.fit import memory_for
-from pyrun.models.look import look, see
+from pyrun.models.look import look
 from pyrun.models.profile import Profile, choose_profile, read_wishes
 from pyrun.models.slow_quants import slow_on_cpu
 from pyrun.models.suggested import suggestions
@@ -63,8 +64,10 @@ from pyrun.server.command import (
     choose_cache,
     server_command,
 )
+from pyrun.server.loaded import LoadedModels
 from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
+from pyrun.server.router import Preset
 from pyrun.server.supervisor import State, Supervisor, Watched
 from pyrun.tools.mcp_config import check_local, lacks_tools, write_config
 from pyrun.workers.ask import ask_workers, missing_worker
@@ -90,6 +93,7 @@ class ServerOptions:
     print_profile: bool
     dry_run: bool
     extra: tuple[str, ...]
+    n_set: int = 0  # so many words of `extra` stand in llama-run.toml; those behind them were typed
     shared: Path | None = None
     overflow: str | None = None
     with_tools: bool = False
@@ -104,17 +108,19 @@ def run_server(
 ) -> None:
     """`of_model` adds what the user has set for the model that is chosen."""
     # The cheap checks come first: nobody wants to hear of a busy port after ten minutes of building.
-    model = _choose_model(home, options.model)
+    model = choose_model(home, options.model)
+    if options.model is None:
+        _say_why(home, model)
     options = of_model(Path(model.name).name, options)
     address = choose_address(options.host, options.port, options.extra, os.environ)
-    tools = _tools_root(home, address, options) if options.with_tools else None
+    tools = tools_root(home, address, options)
     cache = choose_cache(home.kv_cache, options.cache, options.no_cache, options.extra, os.environ)
     settled = settle_backend(home, options.backend, may_build=options.build)
     if options.backend == AUTO:
         console.say(f"backend: {settled.backend} ({settled.why})")
     options, machine = replace(options, backend=settled.backend), settled.machine
     if model.path == default_model_path(home) and not model.parts:
-        _suggest_models(memory_for(machine, options.backend).both)
+        _suggest_models(home, memory_for(machine, options.backend).both)
     workers = ask_workers(options.workers)
     lent = tuple(free for worker in workers for free in worker.memory)
     profile = _choose_profile(model, machine, options, cache, lent)
@@ -131,31 +137,21 @@ def run_server(
         ensure_built(home, options, settled.snapshot)
         if model.path == default_model_path(home):
             ensure_default_model(home)
-            profile = _choose_profile(_built_in(model.path), machine, options, cache, lent)
-    key = find_key(options.extra, os.environ)
-    settings = ServerSettings(
-        binary=home.server_binary(options.backend),
-        model=model.path,
-        address=address,
+            profile = _choose_profile(built_in(model.path), machine, options, cache, lent)
+    settings = replace(
+        settings_for(home, model.path, address, options),
         ctx=options.ctx or (profile.context if profile else None),
         cache=cache,
         chat_template=CHAT_TEMPLATE if model.path == default_model_path(home) else None,
-        web_page=None if has_web_ui(home, options.backend) else home.web_page,
         # It is called as its file is, without folders and parts: agents show it, and a path says more than they need.
         name=None if os.environ.get(ALIAS_VARIABLE) else Path(model.name).name,
-        users_by_metadata=bool(address.open_hosts or key or os.environ.get(METADATA_VARIABLE)),
         sampling=SAMPLING if model.path == default_model_path(home) and options.auto else (),
-        shared=options.shared.absolute() if options.shared else None,
-        overflow=options.overflow,
-        spool=None if os.environ.get(SPOOL_VARIABLE) else home.memory / SPOOL,
-        tools=home.tools_config if tools else None,
         profile=profile.flags if profile else (),
         workers=tuple(str(worker) for worker in options.workers),
         # A bundle's server would use the graphics that it finds here, or nothing at all.
         devices=tuple(f"RPC{n}" for n in range(len(lent))) if options.backend == "cpu" else (),
-        extra=options.extra,
     )
-    warn_of_open_server(address, key)
+    warn_of_open_server(address, find_key(options.extra, os.environ))
     if options.dry_run:
         click.echo(shlex.join(server_command(settings)))
         return
@@ -169,12 +165,27 @@ def run_server(
     if warning := device_warning(settled):
         console.say(warning)
     use_runtime(machine, options.backend)
-    if tools:
-        write_config(home.tools_config, tools)
-        console.say(f"tools: files below {tools}; `llama-run tools list` shows all, logs/tools.jsonl every call")
+    offer_tools(home, tools)
     for worker in workers:
         console.say(f"worker: {worker.endpoint}, with {console.size(sum(worker.memory))}")
     supervise(home, settings, profile, model.name, options.workers)
+
+
+def settings_for(home: Home, model: Path, address: Address, options: ServerOptions) -> ServerSettings:
+    """What counts for one model and for several. `model` may be the file of their presets."""
+    key = find_key(options.extra, os.environ)
+    return ServerSettings(
+        binary=home.server_binary(options.backend),
+        model=model,
+        address=address,
+        web_page=None if has_web_ui(home, options.backend) else home.web_page,
+        users_by_metadata=bool(address.open_hosts or key or os.environ.get(METADATA_VARIABLE)),
+        shared=options.shared.absolute() if options.shared else None,
+        overflow=options.overflow,
+        spool=None if os.environ.get(SPOOL_VARIABLE) else home.memory / SPOOL,
+        tools=home.tools_config if options.with_tools else None,
+        extra=options.extra,
+    )
 
 
 def warn_of_open_server(address: Address, key: Key | None) -> None:
@@ -193,14 +204,22 @@ def use_runtime(machine: Machine, backend: str) -> None:
             os.environ[name] = value
 
 
-def _tools_root(home: Home, address: Address, options: ServerOptions) -> Path:
+def tools_root(home: Home, address: Address, options: ServerOptions) -> Path | None:
     """Where the tools may read and write; says what is wrong with their settings before anything is started."""
+    if not options.with_tools:
+        return None
     check_local(address, options.extra)
     if find_spec("mcp") is None:
         raise missing_extra("mcp", "tools")
     from pyrun.tools.setup import load_setup
 
     return load_setup(home, os.environ).root.resolve()
+
+
+def offer_tools(home: Home, root: Path | None) -> None:
+    if root is not None:
+        write_config(home.tools_config, root)
+        console.say(f"tools: files below {root}; `llama-run tools list` shows all, logs/tools.jsonl every call")
 
 
 def _choose_profile(
@@ -214,36 +233,21 @@ def _choose_profile(
     return choose_profile(facts, machine, options.backend, wishes, has_ssd_cache=bool(cache), workers=lent)
 
 
-def _suggest_models(memory: int) -> None:
+def _say_why(home: Home, model: Model) -> None:
+    if model.path == default_model_path(home):
+        console.say(f"no model in {home.models}: using the built-in default, {DESCRIPTION}")
+    else:
+        console.say(f"serving {model.name}, the only model in {home.models}")
+
+
+def _suggest_models(home: Home, memory: int) -> None:
     """Says, at the first start without a model, which ones this machine is good for."""
+    is_bundle = isinstance(home, BundledHome)
+    command = "" if is_bundle else "llama-run --download "
     for one in suggestions(memory):
-        console.say(f"  {console.size(one.size):>8}  llama-run --download {one.name}  ({one.note})")
-
-
-def _built_in(path: Path) -> Model:
-    return Model(path, path.stem, DEFAULT_SIZE, (path,) if path.exists() else ())
-
-
-def _choose_model(home: Home, wanted: str | None) -> Model:
-    """The built-in default may not be there yet: it is fetched only when it is really started."""
-    if wanted is not None:
-        return find_model(home, wanted)
-    models = [m for m in list_models(home) if not m.path.is_relative_to(home.default_models)]
-    if len(models) > 1:
-        raise _say_which(models)
-    if models:
-        console.say(f"serving {models[0].name}, the only model in {home.models}")
-        return models[0]
-    console.say(f"no model in {home.models}: using the built-in default, {DESCRIPTION}")
-    return _built_in(default_model_path(home))
-
-
-def _say_which(models: list[Model]) -> UserError:
-    seen = [see(model) for model in models]
-    names = "\n".join(f"  {one.model.name}{'' if one.facts else ' (cannot be served)'}" for one in seen)
-    whole = next((one.model.name for one in seen if one.facts), None)
-    hint = f"llama-run --server {shlex.quote(whole)}" if whole else "`llama-run --list-models` says what is wrong"
-    return UserError(f"there are several models; say which one to serve:\n{names}", hint)
+        console.say(f"  {console.size(one.size):>8}  {command}{one.name}  ({one.note})")
+    if is_bundle:
+        console.say(f"  fetch one where there is a network, and {how_to_get_one(home)}")
 
 
 def ensure_built(home: Home, options: ServerOptions, snapshot: Snapshot) -> None:
@@ -271,27 +275,36 @@ def supervise(
     profile: Profile | None = None,
     model: str = "",
     workers: tuple[Endpoint, ...] = (),
+    presets: tuple[Preset, ...] = (),
 ) -> None:
-    """Runs until Ctrl-C or SIGTERM, with one line for each thing that happens."""
+    """Runs until Ctrl-C or SIGTERM, with one line for each thing that happens. `presets` are for several models."""
     log = log_of(home.logs, settings.address.port)
     rotate(log)
-    view = _View(home, settings)
+    view = _View(home, settings, presets[0].name if presets else None)
     key = find_key(settings.extra, os.environ)
-    cache = Path(settings.cache) if settings.cache else None
-    power = PowerWatch(settings.address.url, key.value if key else None, console.say, cache)
+    value = key.value if key else None
+    url = settings.address.url
+    caches = [cache for cache in (settings.cache, *(preset.cache for preset in presets)) if cache]
+    several = LoadedModels(url, value, presets) if presets else None
+    power = PowerWatch(
+        url,
+        value,
+        console.say,
+        Path(caches[0]) if caches else None,
+        loaded=several.names if several else lambda: [None],
+    )
 
     def listen(state: State, detail: str) -> None:
         view(state, detail)
-        if state is State.READY and settings.cache:
-            if settings.room is None:  # servers of several models are told one by one, which nobody does yet
-                power.ready()
+        if state is State.READY and caches:
+            power.ready()
+            if several is not None:
+                several.ready()
             # What lies on workers is not the process's own.
             if profile is not None and profile.facts.source == "metadata" and not workers:
-                _hold_against(home, settings.address.url, key.value if key else None, profile, model)
+                _hold_against(home, url, value, profile, model)
 
-    watched = Watched(
-        server_command(settings), f"{settings.address.url}/health", log, missing=lambda: missing_worker(workers)
-    )
+    watched = Watched(server_command(settings), f"{url}/health", log, missing=lambda: missing_worker(workers))
     supervisor = Supervisor(watched, listen, view.hear)
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -310,6 +323,8 @@ def supervise(
             supervisor.run()
     finally:
         power.stop()
+        if several is not None:
+            several.stop()
         with contextlib.suppress(OSError):  # the terminal may be gone
             view.end_wait()
 
@@ -340,9 +355,10 @@ def _hold_against(home: Home, url: str, key: str | None, profile: Profile, model
 class _View:
     """What a person sees of the supervisor's states."""
 
-    def __init__(self, home: Home, settings: ServerSettings) -> None:
+    def __init__(self, home: Home, settings: ServerSettings, named: str | None) -> None:
         self._home = home
         self._settings = settings
+        self._named = named  # the model that an example names, where there are several
         self._last_notice = ""
         self._status: Status | None = None
         self._since = time.monotonic()
@@ -410,7 +426,7 @@ class _View:
             self._lines.start()
         if not self._seen_ready:
             self._seen_ready = True
-            console.say(f"try: {example(self._settings.address, key, to_person=console.err.is_terminal)}")
+            console.say(f"try: {example(self._settings.address, key, console.err.is_terminal, self._named)}")
 
     def _begin_wait(self, message: str) -> None:
         if console.err.is_terminal:
@@ -425,13 +441,14 @@ class _View:
             self._status = None
 
 
-def example(address: Address, key: Key | None, to_person: bool) -> str:
+def example(address: Address, key: Key | None, to_person: bool, model: str | None = None) -> str:
     """Writes a command that works when it is copied to another terminal. Whatever else keeps our words gets no key."""
     insecure = "-k " if address.is_encrypted else ""  # the certificate is for another name
     header = ""
     if key:
         token = "***" if key.is_shown and not to_person else key.in_shell
         header = f'-H "Authorization: Bearer {token}" '
-    body = '{"messages": [{"role": "user", "content": "Hello!"}]}'
+    named = {"model": model} if model else {}
+    body = shlex.quote(json.dumps({**named, "messages": [{"role": "user", "content": "Hello!"}]}))
     url = f"{address.url}/v1/chat/completions"
-    return f"curl {insecure}{url} {header}-H 'Content-Type: application/json' -d '{body}'"
+    return f"curl {insecure}{url} {header}-H 'Content-Type: application/json' -d {body}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from pyrun.errors import UserError
-from pyrun.home import Home
+from pyrun.home import BundledHome, Home
 from pyrun.models.quants import quant_of
 
 PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
@@ -35,9 +36,11 @@ class Model:
 
 
 def list_models(home: Home) -> list[Model]:
-    """Lists the models in models/, with split sets once, companions left out, and built-in ones last."""
+    """Lists the models in models/, with split sets once, companions left out, and built-in ones last. A bundle has
+    those in a folder of its own."""
     models: dict[Path, Model] = {}
-    for path in sorted(home.models.rglob("*.gguf")):
+    folders = [home.models] if home.default_models.is_relative_to(home.models) else [home.models, home.default_models]
+    for path in sorted(path for folder in folders for path in folder.rglob("*.gguf")):
         if path.is_file() and not is_companion(path.name):
             model = _model(path)
             models[model.path] = model
@@ -62,13 +65,9 @@ def find_model(home: Home, wanted: str) -> Model:
 
 
 def _find(home: Home, wanted: str) -> Model:
-    path = Path(wanted).expanduser()
-    if path.is_file():
-        return _model(path.resolve())
+    if (exact := _find_exact(home, wanted)) is not None:
+        return exact
     models = list_models(home)
-    exact = [m for m in models if wanted in (m.name, m.path.name)]
-    if exact:
-        return exact[0]
     partial = [m for m in models if wanted.lower() in m.name.lower()]
     if len(partial) == 1:
         return partial[0]
@@ -77,19 +76,45 @@ def _find(home: Home, wanted: str) -> Model:
             f"{wanted!r} could be any of these models:\n{_as_list(partial)}",
             "give enough of the name to mean one",
         )
-    if path.is_dir():
+    if (path := _path(wanted)) is not None and path.is_dir():
         raise UserError(f"{path} is a folder", "give the GGUF file in it")
-    if wanted.endswith(".gguf") and path.parent != Path():
-        raise UserError(f"there is no file {path}", "check the path")
+    if wanted.endswith(".gguf") and Path(wanted).parent != Path():
+        raise UserError(f"there is no file {wanted}", "check the path")
     if not models:
         raise UserError(
             f"no model is called {wanted!r}, and {home.models} is empty",
-            f"to get it: llama-run --download {shlex.quote(wanted)}; without a name the built-in default is served",
+            f"{how_to_get_one(home, wanted)}; without a name the built-in default is served",
         )
-    raise UserError(
-        f"no model is called {wanted!r}; these are here:\n{_as_list(models)}",
-        f"to get it: llama-run --download {shlex.quote(wanted)}",
-    )
+    raise UserError(f"no model is called {wanted!r}; these are here:\n{_as_list(models)}", how_to_get_one(home, wanted))
+
+
+def _find_exact(home: Home, wanted: str) -> Model | None:
+    path = _path(wanted)
+    if path is not None and path.is_file():
+        return _model(path.resolve())
+    return next((m for m in list_models(home) if wanted in (m.name, m.path.name)), None)
+
+
+def _path(wanted: str) -> Path | None:
+    """If something is there. A text may be too long for a path, or name nobody's home."""
+    with contextlib.suppress(OSError, RuntimeError):
+        path = Path(wanted).expanduser()
+        return path if path.exists() else None
+    return None
+
+
+def names_in(home: Home, wanted: str) -> list[str]:
+    """Several may be named, with commas between; a model whose name has one is meant whole."""
+    if _find_exact(home, wanted) is not None:
+        return [wanted]
+    return [name.strip() for name in wanted.split(",") if name.strip()]
+
+
+def how_to_get_one(home: Home, name: str = "") -> str:
+    """A bundle is for machines without network: it downloads nothing."""
+    if isinstance(home, BundledHome):
+        return f"put its GGUF file into {home.models}"
+    return f"to get {'it' if name else 'one'}: llama-run --download {shlex.quote(name) if name else 'OWNER/REPO'}"
 
 
 def _model(path: Path) -> Model:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pyrun.errors import UserError
@@ -31,7 +31,9 @@ class PowerWatch:
         cache: Path | None = None,
         supplies: Path = SUPPLIES,
         look: float = LOOK_SECONDS,
+        loaded: Callable[[], Sequence[str | None]] = lambda: [None],
     ) -> None:
+        """`loaded` gives the names of those of several models that have state to write, as `ask` takes them."""
         self._url = url
         self._key = key
         self._say = say
@@ -39,7 +41,8 @@ class PowerWatch:
         self._supplies = supplies
         self._look = look
         self._ending = threading.Event()
-        self._told: tuple[Power, Wear | None] | None = None
+        self._loaded = loaded
+        self._told: dict[str | None, tuple[Power, Wear | None]] = {}
         self._wear: Wear | None = None
         self._next_wear = 0.0
         self._held = False
@@ -48,7 +51,7 @@ class PowerWatch:
 
     def ready(self) -> None:
         """The server answers, maybe after a crash: it has been told nothing."""
-        self._told = None
+        self._told = {}
         if not self._started and not self._ending.is_set():
             self._started = True
             self._thread.start()
@@ -89,12 +92,24 @@ class PowerWatch:
 
     def _flush(self) -> None:
         started = time.monotonic()
+        troubles: list[str] = []
         try:
-            ask(self._url, "/cache/flush", self._key, post={}, verify=False)
+            for model in self._loaded():
+                troubles += self._trouble_with_flushing(model)
         except UserError as error:
-            self._say(f"before the suspend, not everything was written: {error.message}")
+            troubles.append(error.message)
+        if troubles:
+            self._say(f"before the suspend, not everything was written: {'; '.join(troubles)}")
             return
         self._say(f"everything was written before the suspend, in {time.monotonic() - started:.1f} s")
+
+    def _trouble_with_flushing(self, model: str | None) -> list[str]:
+        """Those of one model keep no other from being written."""
+        try:
+            ask(self._url, "/cache/flush", self._key, model=model, post={}, verify=False)
+        except UserError as error:
+            return [error.message]
+        return []
 
     def _tell_power(self) -> None:
         power = read_power(self._supplies)
@@ -102,18 +117,26 @@ class PowerWatch:
             self._next_wear = time.monotonic() + WEAR_SECONDS
             # The programs that know may take long, and a suspend does not wait: it is told at the next look.
             threading.Thread(target=self._learn_wear, args=(self._cache,), name="wear", daemon=True).start()
-        wear = self._wear
-        now = (power, wear)
-        if now == self._told or (self._told is None and now == (Power(mains=True), None)):
-            return  # A machine without a battery has nothing to tell, but of its disk.
-        with contextlib.suppress(UserError):  # it is told the next time, when it answers
-            body = power.body() | (wear.body() if wear else {})
-            told = ask(self._url, "/cache/power", self._key, post=body, verify=False)
-            self._told = now
-            held = bool(told.get("power", {}).get("writes_held"))
-            if held and not self._held:
+        with contextlib.suppress(UserError):  # they are told the next time, when the server answers
+            loaded = self._loaded()
+            self._told = {model: told for model, told in self._told.items() if model in loaded}  # others have ended
+            held = [self._tell(model, power, self._wear) for model in loaded]
+            if True in held and not self._held:
                 self._say(f"the battery is at {power.battery} %: nothing is written before mains, a suspend or the end")
-            self._held = held
+            self._held = True in held or (self._held and None in held)
+
+    def _tell(self, model: str | None, power: Power, wear: Wear | None) -> bool | None:
+        """Whether the model holds back what it would write; None where it need not be told, or does not answer."""
+        now = (power, wear)
+        if now == self._told.get(model, (Power(mains=True), None)):
+            return None  # A machine without a battery has nothing to tell, but of its disk.
+        try:
+            body = power.body() | (wear.body() if wear else {})
+            told = ask(self._url, "/cache/power", self._key, model=model, post=body, verify=False)
+        except UserError:
+            return None
+        self._told[model] = now
+        return bool(told.get("power", {}).get("writes_held"))
 
     def _learn_wear(self, cache: Path) -> None:
         self._wear = read_wear(cache)

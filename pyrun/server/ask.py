@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from pyrun.errors import UserError
 from pyrun.server.address import is_loopback
@@ -22,6 +22,11 @@ NOT_OURS = "is it a server of llama-run?"
 def server_url(given: str) -> str:
     """A person may leave http:// out, which is meant then."""
     return given if "://" in given else f"http://{given}"
+
+
+def of_model(path: str, model: str | None) -> str:
+    """A server that routes between several models has to be told which one a question is about."""
+    return path if model is None else f"{path}{'&' if '?' in path else '?'}model={quote(model, safe='')}"
 
 
 @contextmanager
@@ -64,6 +69,7 @@ def ask(
     path: str,
     key: str | None = None,
     *,
+    model: str | None = None,
     headers: Mapping[str, str] | None = None,
     post: object = None,
     delete: bool = False,
@@ -72,10 +78,11 @@ def ask(
 ) -> Any:
     """Gives what the server answers, as JSON: to GET, to POST of `post`, or to DELETE.
 
+    model: whom it is about, where the server routes between several: pyrun/server/served.py finds that out.
     patience: seconds without a word from it; None for as long as it takes."""
     import requests
 
-    url = server_url(url)
+    url, path = server_url(url), of_model(path, model)
     said = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key else {})}
     method = "DELETE" if delete else "GET" if post is None else "POST"
     try:
@@ -99,9 +106,10 @@ def refused_with(answer: requests.Response, url: str, path: str) -> None:
 
 
 def _reason(answer: requests.Response) -> str | None:
-    """Gives what the server itself says, if the fault is in the request."""
+    """Gives what the server itself says: that the fault is in the request, or that it could not do it. Others say
+    nothing of use here."""
     try:
         message = answer.json()["error"]["message"]
     except (ValueError, LookupError, TypeError):
         return None
-    return str(message) if answer.status_code == 400 else None
+    return str(message) if answer.status_code in (400, 500) else None

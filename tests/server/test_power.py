@@ -16,6 +16,7 @@ import pytest
 from cache_server import Serve, say, toy
 from helpers import wait_until
 
+from pyrun.errors import UserError
 from pyrun.power.disk import Wear
 from pyrun.power.sleep import LOGIN, MANAGER, PATH
 from pyrun.power.supply import Power, read_power
@@ -125,15 +126,17 @@ def test_the_machines_own_battery_counts(tmp_path: Path) -> None:
 
 @contextmanager
 def power_listener() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A stand-in for the server: where it is, and what it is told about the power."""
+    """A stand-in for the server: where it is, and what it is told about the power. Of several models, `broken` does
+    not answer, and `off` has nothing to write."""
     told: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            told.append(body if "model=" not in self.path else {**body, "path": self.path})
+            self.send_response(500 if "model=broken" in self.path else 200)
             self.end_headers()
-            self.wfile.write(b'{"power": {"writes_held": true}}')
+            self.wfile.write(b"{}" if "model=off" in self.path else b'{"power": {"writes_held": true}}')
 
         def log_message(self, format: str, *arguments: Any) -> None:
             pass
@@ -161,6 +164,41 @@ def test_without_a_bus_the_battery_is_watched_all_the_same(tmp_path: Path, monke
         assert [one["battery"] for one in told] == [12]
     assert len(said) == 1 and "12 %" in said[0]
     assert "power" not in {thread.name for thread in threading.enumerate()}, "it ends when it is told to"
+
+
+def test_every_model_that_is_loaded_is_told_and_written_whatever_the_others_do(tmp_path: Path, login: Login) -> None:
+    said: list[str] = []
+    loaded = ["on", "broken", "off"]
+
+    def names() -> list[str]:
+        if not loaded:
+            raise UserError("nobody knows what is loaded")
+        return loaded
+
+    def flushes() -> list[str]:
+        return [one["path"] for one in told if "flush" in one["path"]]
+
+    with power_listener() as (url, told):
+        battery(tmp_path, 12, discharging=True)
+        watch = PowerWatch(url, None, said.append, supplies=tmp_path, look=0.1, loaded=names)
+        watch.ready()
+        try:
+            wait_until(lambda: len([one for one in told if "broken" in one["path"]]) > 2, 20, "asked again and again")
+            assert len([one for one in told if "model=on" in one["path"]]) == 1
+            assert len(said) == 1 and "12 %" in said[0], "it is said once, though one has nothing to hold back"
+            wait_until(lambda: len(login.delays) == 1, 20, "a delay")
+            login.prepare_for_sleep(True)
+            wait_until(lambda: not login.is_delayed(), 20, "the delay is given back")
+            assert flushes() == [f"/cache/flush?model={name}" for name in ("on", "broken", "off")]
+            assert said[1].startswith("before the suspend, not everything was written: ")
+            login.prepare_for_sleep(False)
+            wait_until(lambda: len(login.delays) == 2, 20, "a new delay")
+            loaded.clear()
+            login.prepare_for_sleep(True)
+            wait_until(lambda: not login.is_delayed(), 20, "the delay is given back")
+            assert said[2] == "before the suspend, not everything was written: nobody knows what is loaded"
+        finally:
+            watch.stop()
 
 
 def test_a_disk_that_is_slow_to_say_how_worn_it_is_delays_nothing(

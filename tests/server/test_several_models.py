@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import requests
 from cache_server import Serve, toy
 from helpers import free_port, wait_until
-from stores import make_built_clone
+from stores import make_built_clone, run
 
-from pyrun.engine import is_same
+from pyrun.cache.owners import owners
+from pyrun.engine import Engine, is_same
+from pyrun.memory.recall import UserMemory
+from pyrun.memory.store import Memory
 from toys.corpus import TEXT
 
 pytestmark = pytest.mark.server
@@ -132,3 +136,81 @@ def test_models_make_room_by_the_memory_they_take(serve: Serve, router: Router) 
         ask(large)
         assert is_up(url) == {large}
     expect_lone_answers(serve, said)
+
+
+def test_each_model_keeps_its_state_as_its_own_settings_say(router: Router, tmp_path: Path) -> None:
+    """One of them nowhere, others under their names; the example that is printed can be run."""
+    url = router(of_models="[models.dense]\nno-cache-ssd = true\n[models.mla]\ncache-ssd = 'elsewhere'\n")
+    for name in MODELS:
+        requests.post(f"{url}/completion", json=asked(PROMPTS[0], name), timeout=120).raise_for_status()
+    told = {name: requests.get(f"{url}/cache?model={name}", timeout=20).json() for name in MODELS}
+    assert not told["dense"]["enabled"]
+    folders = {"mla": tmp_path / "elsewhere", "hybrid-mamba": tmp_path / "kv-cache"}
+    assert {name: Path(told[name]["path"]) for name in folders} == folders
+    wait_until(
+        lambda: all(toy(name).stem in owners(folder).values() for name, folder in folders.items()),
+        20,
+        "their state is known by their names",
+    )
+    command = (tmp_path / "launcher.log").read_text().split("try: ")[1].splitlines()[0]
+    answer = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert json.loads(answer)["choices"], answer
+
+
+def test_a_router_keeps_pages_of_other_sites_out_and_alone_has_the_tools(router: Router) -> None:
+    url = router(of_models="[server]\nwith-tools = true\n")
+    for name in MODELS[:2]:
+        requests.post(f"{url}/completion", json=asked(PROMPTS[0], name), timeout=120).raise_for_status()
+    assert is_up(url) == set(MODELS[:2])
+    for path in ("/v1/models", f"/cache?model={MODELS[0]}", "/tools"):
+        assert requests.get(f"{url}{path}", timeout=20).ok
+        foreign = requests.get(f"{url}{path}", headers={"Origin": "https://example.org"}, timeout=20)
+        assert foreign.status_code == 403 and "may not use this server" in foreign.text
+    told = [one.cmdline() for one in psutil.Process().children(recursive=True)]
+    assert len([words for words in told if "--mcp-servers-config" in words]) == 1
+
+
+def test_commands_and_the_library_name_their_model_by_a_part_of_it(
+    router: Router, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = router("--models-max", "1")
+    text = " ".join(TEXT.split()[:80])
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": "Hello!"}]
+
+    def command(*words: str) -> tuple[int, str, str]:
+        return run(capsys, *words, "--url", url)
+
+    assert "has loaded no model" in command("cache", "why")[2]
+    with Engine("mamba", url=url) as engine:
+        assert engine.model == "hybrid-mamba"
+        assert not engine.plan(messages)["reused"], "it is loaded to be asked"
+        assert engine.warm(messages[:1])["tokens"] > 0
+        answer = engine.chat(messages, max_tokens=4, temperature=0)
+        assert answer.tokens_reused > 0 and answer.finish_reason in ("stop", "length") and answer.ttft_ms > 0
+        assert engine.verify([text], max_tokens=4)[0].is_same
+        code, out, err = command("cache", "why", "--json", "--model", "MAMBA")
+        assert code == 0 and len(json.loads(out)) >= 4, err
+        assert "slot 0" in command("top", "--once")[1], "the one that is loaded"
+        code, out, err = command("warm", "--system", text, "--model", "dens", "--json")
+        assert code == 0 and json.loads(out)["evaluated"] > 0, err
+        assert is_up(url) == {"dense"}, "the other one made room"
+        assert "has not loaded hybrid-mamba" in command("top", "--once", "--model", "mamba")[2]
+        assert json.loads(command("experts", "--json")[1])["n_expert"] == 0
+        assert json.loads(command("experts", "--json", "--model", "dense")[1])["n_expert"] == 0
+        assert engine.cache()["enabled"] and is_up(url) == {"hybrid-mamba"}, "it came back"
+    assert "choose one with --model: " in command("warm", "--system", text)[2]
+
+
+def test_what_leaves_a_chat_with_one_of_several_models_is_found_in_the_memory(router: Router, tmp_path: Path) -> None:
+    url = router("--context-overflow", "evict")
+    words = " ".join(TEXT.split()[:100])
+    messages = [{"role": ("user", "assistant")[n % 2], "content": f"{n}: {words}"} for n in range(21)]
+    body = {"model": "dense", "messages": messages, "max_tokens": 4}
+    answer = requests.post(f"{url}/v1/chat/completions", json=body, timeout=120).json()
+    assert "choices" in answer, answer
+
+    def n_archived() -> int:
+        with Memory(tmp_path / "memory") as memory:
+            return UserMemory(memory, "").counts().get("message", 0)
+
+    wait_until(lambda: n_archived() > 0, 30, "what was left out is in the memory")

@@ -58,7 +58,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ("--server --dry-run", "--host 127.0.0.1 --port 9090 --jinja"),
         ("--server --dry-run", "--path {web}"),  # upstream's page is not built here
         ("--server --dry-run", "/smollm2.jinja"),  # the default model's template knows tools
-        ("--server --dry-run --port 1234 --ctx 4096", "--port 1234 --jinja --ctx-size 4096 --cache-ssd"),
+        ("--server --dry-run --port 1234 --ctx 4096", "--port 1234 --jinja"),
         ("--server --dry-run", "--cache-ssd {root}/kv-cache"),
         ("--server --dry-run --cache-ssd state", "--cache-ssd {root}/state"),
         ("--server --dry-run --cache-ssd /fast/disk", "--cache-ssd /fast/disk"),
@@ -66,8 +66,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
         ("--server --dry-run -- --cache-ram 100", "--cache-ssd {root}/kv-cache"),
         ("--server --dry-run -- --temp 0.5 -c 7", " --temp 0.5 -c 7\n"),
         ("--server --dry-run --port 1 -- --port 2", "--host 127.0.0.1 --jinja"),  # said once, and by the user
-        ("--server --dry-run", "--alias SmolLM2-135M-Instruct.Q4_1 --metadata-users off"),  # one person's agents share
-        ("--server --dry-run -- --alias gpt-9", "{root}/pyrun/web --metadata-users off"),
+        ("--server --dry-run", "/memory/spool --metadata-users off"),  # one person's agents share
+        ("--server --dry-run -- --alias gpt-9", "{root}/pyrun/web --threads"),
         ("--server --dry-run -- --api-key k", "--alias SmolLM2-135M-Instruct.Q4_1 --threads"),
         ("--server --dry-run --host 0.0.0.0", "--alias SmolLM2-135M-Instruct.Q4_1 --threads"),
         ("--server --dry-run -- --metadata-users on", "--alias SmolLM2-135M-Instruct.Q4_1 --threads"),

@@ -175,6 +175,33 @@ def test_show_says_where_each_value_comes_from(
     assert found["memory.limit"] == ("20G", "llama-run.toml")
     assert found["tools.commands"] == (True, "llama-run.toml")
     assert found["providers.big.base_url"] == ("http://x", "llama-run.toml")
+    monkeypatch.setenv("LLAMA_ARG_CACHE_SSD", "/named")
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "7")
+    shown = json.loads(run(capsys, "config", "show", "--json")[1])
+    found = {f"{one['table']}.{one['name']}": (one["value"], one["source"]) for one in shown}
+    assert found["server.no-cache-ssd"] == (False, "LLAMA_ARG_CACHE_SSD")
+    assert found["models.a.ctx"] == ("7", "LLAMA_ARG_CTX_SIZE")
+
+
+def test_commands_find_the_cache_where_servers_keep_it(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLAMA_ARG_CACHE_SSD", raising=False)
+
+    for name in ("kv-cache", "state", "named", "behind"):
+        (clone / name).mkdir()
+
+    def places() -> tuple[str, str]:
+        listed = json.loads(run(capsys, "cache", "ls", "--json")[1])["cache"]
+        return listed, json.loads(run(capsys, "where", "--json")[1])["kv-cache"]
+
+    assert places() == (str(clone / "kv-cache"),) * 2
+    (clone / "llama-run.toml").write_text("[server]\ncache-ssd = 'state'\n")
+    assert places() == (str(clone / "state"),) * 2
+    monkeypatch.setenv("LLAMA_ARG_CACHE_SSD", str(clone / "named"))
+    assert places() == (str(clone / "named"),) * 2
+    (clone / "llama-run.toml").write_text(f"[server]\narguments = ['--cache-ssd', '{clone}/behind']\n")
+    assert places() == (str(clone / "behind"),) * 2
 
 
 def test_example_is_a_file_that_can_be_used(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,6 +213,11 @@ def test_example_is_a_file_that_can_be_used(clone: Path, capsys: pytest.CaptureF
     uncommented = "\n".join(line.removeprefix("# ") for line in settings if not line.startswith("# With"))
     (clone / "llama-run.toml").write_text(uncommented)
     assert read_settings(clone / "llama-run.toml")["models"]["qwen3*"]["ctx"] == 65536
+    names = (clone / "llama-run.toml").read_text().replace('"..."', '"x"')
+    (clone / "llama-run.toml").write_text(names)
+    # Every name is one that is read; the values are examples, and some of them are for nobody's machine.
+    told = run(capsys, "config", "show")[2]
+    assert "has no setting" not in told and "has no table" not in told and "is no table" not in told, told
 
 
 def test_page_of_settings_is_generated_from_the_commands() -> None:

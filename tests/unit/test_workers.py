@@ -63,7 +63,7 @@ def test_worker_does_not_listen_on_an_open_address() -> None:
 
 def test_workers_do_not_go_with_all() -> None:
     result = CliRunner().invoke(cli, ["--server", "--all", "--workers", "127.0.0.1"])
-    assert result.exit_code == 2 and "one model at a time" in result.output
+    assert result.exit_code == 2 and "--workers are for one model" in result.output
 
 
 def test_protocol_is_that_of_the_pinned_source() -> None:
