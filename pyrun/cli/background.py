@@ -18,9 +18,13 @@ from pyrun import console
 from pyrun.cli.completion import complete_model
 from pyrun.errors import UserError
 from pyrun.home import CODE, Home, find_home, is_bundle, is_clone
+from pyrun.launch import llama_run_command
 from pyrun.machine.names import AUTO, BACKENDS
-from pyrun.server.address import choose_address
+from pyrun.models.choose import choose_model
+from pyrun.models.find import names_in
+from pyrun.server.address import Address, choose_address
 from pyrun.server.ask import ask
+from pyrun.server.port import check_port
 from pyrun.service import background
 
 POLL_SECONDS = 0.5
@@ -36,11 +40,22 @@ def own_command() -> list[str]:
     package."""
     if is_clone():
         return [str(CODE / "llama-run")]
-    return [str(CODE.parent / "llama-run")] if is_bundle() else [sys.executable, "-m", "pyrun"]
+    if is_bundle():
+        return [str(CODE.parent / "llama-run")]
+    script = Path(sys.executable).with_name("llama-run")
+    return [str(script)] if script.is_file() else llama_run_command()
+
+
+def server_words(model: str | None, everything: bool) -> list[str]:
+    """What `--server` is given for a model, for several with commas between, or for all."""
+    if model and everything:
+        raise click.UsageError("--all serves all models: name none")
+    return ["--server", "--all"] if everything else [f"--server={model}"] if model else ["--server"]
 
 
 @click.command("start")
 @click.argument("model", required=False, shell_complete=complete_model)
+@click.option("--all", "everything", is_flag=True, help="Serve all models in models/, each when it is asked for.")
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.")
 @click.option("--backend", type=click.Choice([AUTO, *BACKENDS]), help="What to run on.")
@@ -51,6 +66,7 @@ def own_command() -> list[str]:
 def start_command(
     context: click.Context,
     model: str | None,
+    everything: bool,
     host: str | None,
     port: int | None,
     backend: str | None,
@@ -63,19 +79,41 @@ def start_command(
     There is one for each port. What is not given is taken from llama-run.toml.
     """
     home = find_home()
+    served = server_words(model, everything)
     invocation = context.find_root().obj
-    defaults: dict[str, Any] = dict(context.find_root().default_map or {})
-    address = choose_address(host or defaults.get("host"), port or defaults.get("port"), invocation.extra, os.environ)
-    flags = {"--host": host, "--port": address.port, "--backend": backend, "--ctx": ctx}
+    address = _address(context, home, model, everything, host, port)
+    flags = {"--backend": backend, "--ctx": ctx}
     words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
     words += ["--no-build"] if no_build else []
-    server = [f"--server={model}"] if model else ["--server"]
-    behind = ["--", *invocation.extra] if invocation.extra else []
-    command = [*own_command(), *words, *server, *behind]
+    # It listens where it is waited for, whatever says otherwise.
+    command = [*own_command(), *words, *served, "--", *invocation.extra, *address.words]
+    if background.find(home.logs, address.port) is None:
+        # A server that already listens there would be taken for this one.
+        for one in address.hosts:
+            check_port(one, address.port)
     started = background.start(command, home.logs, address.port, address.url)
     if wait:
         _wait_until_ready(started)
     console.say(f"{started.url} (pid {started.pid}); `llama-run stop` stops it, `llama-run logs` shows what it says")
+
+
+def _address(
+    context: click.Context, home: Home, model: str | None, everything: bool, host: str | None, port: int | None
+) -> Address:
+    """Where --server would listen: a model's own settings count, where there is one."""
+    from pyrun.cli import defaults
+
+    root = context.find_root()
+    settings, file, typed = root.obj.settings, root.obj.file, root.obj.extra
+    given: dict[str, Any] = dict(root.default_map or {})
+    words = defaults.server_words(settings, file)
+    wanted = model or defaults.server_model(settings, file)
+    names = names_in(home, wanted) if wanted else [None]
+    if not everything and len(names) == 1:
+        name = Path(choose_model(home, names[0]).name).name
+        own, own_words = defaults.model_defaults(root.command, settings, file, name, os.environ)
+        given, words = given | own, [*words, *own_words]
+    return choose_address(host or given.get("host"), port or given.get("port"), (*words, *typed), os.environ)
 
 
 def _wait_until_ready(started: background.Started) -> None:

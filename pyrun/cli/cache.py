@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from pyrun.cache.folder import HeldError, Model, Visited
 from pyrun.cache.look import Conversation, Listing, Progress, Stats, Verified, cache_stats, list_cache, verify_cache
 from pyrun.cache.remote import keep_on_server, list_server, server_stats, verify_on_server
 from pyrun.cache.running import server_of, servers_of
+from pyrun.cache.usual import named_caches, usual_cache
 from pyrun.cli.completion import complete_conversation, complete_stored_model
 from pyrun.cli.handover import pull_command, push_command
 from pyrun.cli.why import why_command
@@ -38,6 +40,7 @@ from pyrun.errors import UserError
 from pyrun.extras import has_native, no_native
 from pyrun.home import find_home
 from pyrun.server.address import KEY_VARIABLE, key_of
+from pyrun.server.command import CACHE_FLAG
 from pyrun.server.log import idle_logs
 
 NUMBERS = range(1, 6)  # these columns of `ls` are aligned at the right
@@ -413,7 +416,7 @@ def rm_command(
         targets = select_all(cache, model)
         home = find_home()
         # Logs hold words of prompts, of whichever model; another folder has nothing to do with them.
-        if model is None and cache.resolve() == home.kv_cache.resolve():
+        if model is None and cache.resolve() == usual_cache(home, os.environ).resolve():
             logs = idle_logs(home.logs)
     elif user is not None:
         targets = select_user(cache, user, model)
@@ -428,6 +431,12 @@ def rm_command(
         click.echo(f"{console.size(done.bytes_freed)} freed, {_what(done.conversations, done.logs)} removed")
     else:
         console.say(f"nothing is stored in {cache}")
+    if everything:
+        for other in named_caches(find_home(), CACHE_FLAG):
+            if other.is_dir() and other.resolve() != cache.resolve():
+                console.say(
+                    f"{other} is another model's, and stays; --cache-ssd {shlex.quote(str(other))} means that one"
+                )
 
 
 def _what(conversations: Sequence[object], logs: Sequence[object]) -> str:
@@ -473,7 +482,7 @@ def _ask_holders(found: Visited[T], ask_one: Callable[[str, str | None], Visited
 
 
 def _cache(folder: Path | None) -> Path:
-    return find_home().kv_cache if folder is None else folder
+    return usual_cache(find_home(), os.environ) if folder is None else folder
 
 
 def _check_url(url: str | None, folder: Path | None, model: str | None) -> None:

@@ -50,9 +50,10 @@ def complete_conversation(context: click.Context, option: click.Parameter, start
     """The hashes of stored conversations, of those that no server has open."""
     try:
         from pyrun.cache.look import list_cache
+        from pyrun.cache.usual import usual_cache
         from pyrun.home import find_home
 
-        found = list_cache(context.params.get("folder") or find_home().kv_cache)
+        found = list_cache(context.params.get("folder") or usual_cache(find_home(), os.environ))
     except Exception:
         return []
     return [
@@ -67,9 +68,10 @@ def complete_stored_model(context: click.Context, option: click.Parameter, start
     """The names of models that have stored state, and the fingerprints of those without a name."""
     try:
         from pyrun.cache.folder import find_models
+        from pyrun.cache.usual import usual_cache
         from pyrun.home import find_home
 
-        names = {model.owner or model.name for model in find_models(find_home().kv_cache)}
+        names = {model.owner or model.name for model in find_models(usual_cache(find_home(), os.environ))}
     except Exception:
         return []
     return [CompletionItem(name) for name in sorted(names) if name.lower().startswith(start.lower())]

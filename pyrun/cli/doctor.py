@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from pyrun import console
+from pyrun.cache.usual import usual_cache
 from pyrun.home import find_home
 from pyrun.machine.backends import Backend, check_backends, install_hint, recommended
 from pyrun.machine.describe import GIB, Gpu, Machine, describe
@@ -34,7 +36,7 @@ def doctor_command(as_json: bool, disk: bool) -> None:
     home = find_home()
     snapshot = probe(rocm_sdk=home.rocm_sdk)
     machine = describe(snapshot)
-    speed, why = _disk(home.kv_cache) if disk else (None, "not measured")
+    speed, why = _disk(usual_cache(home, os.environ)) if disk else (None, "not measured")
     if as_json:
         click.echo(json.dumps(report(snapshot, machine, speed), indent=2))
         return

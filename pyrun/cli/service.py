@@ -5,19 +5,31 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import click
 
 from pyrun import console
-from pyrun.cli.background import own_command
+from pyrun.cache.usual import named_caches
+from pyrun.cli.background import own_command, server_words
 from pyrun.cli.completion import complete_model
 from pyrun.errors import UserError
 from pyrun.home import Home, InstalledHome, find_home
+from pyrun.models.find import find_model, names_in
 from pyrun.service.unit import MARK, NAME, unit
 
+WHY = f"`journalctl --user -u {NAME}` says why"
+LOOKS, LOOK_SECONDS = 4, 0.5
 # What the shell says is not known to systemd.
-KEPT = ("LLAMA_RUN_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+KEPT = (
+    "LLAMA_RUN_HOME",
+    "LLAMA_RUN_PYTHON",
+    "XDG_DATA_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_STATE_HOME",
+    "XDG_CACHE_HOME",
+)
 
 
 @click.group("service")
@@ -27,15 +39,15 @@ def service_group() -> None:
 
 @service_group.command("install")
 @click.argument("model", required=False, shell_complete=complete_model)
+@click.option("--all", "everything", is_flag=True, help="Serve all models in models/, each when it is asked for.")
 @click.option("--print", "only_print", is_flag=True, help="Print the unit, and write nothing.")
-@click.pass_context
-def install_command(context: click.Context, model: str | None, only_print: bool) -> None:
+def install_command(model: str | None, everything: bool, only_print: bool) -> None:
     """Write the unit, and start it: now, and whenever you log in. Settings come from llama-run.toml."""
     home = find_home()
-    # The folder of the cache may be set, for all models.
-    cache = dict(context.find_root().default_map or {}).get("cache_ssd")
-    writable = [*_writable(home), *([Path(cache)] if cache else [])]
-    program = [*own_command(), f"--server={model}" if model else "--server"]
+    writable = [*_writable(home), *named_caches(home)]
+    if model and not everything:
+        model = _from_anywhere(home, model)
+    program = [*own_command(), *server_words(model, everything)]
     text = unit(program, writable, {name: os.environ[name] for name in KEPT if os.environ.get(name)})
     if only_print:
         click.echo(text, nl=False)
@@ -56,8 +68,25 @@ def install_command(context: click.Context, model: str | None, only_print: bool)
     # One that runs already goes on with the unit as it was before, unless it is started anew.
     console.say("starting it; one that runs already saves its state first")
     if not (_systemctl("enable", NAME) and _systemctl("restart", NAME)):
-        raise UserError("the service does not start", f"`journalctl --user -u {NAME}` says why")
+        raise UserError("the service does not start", WHY)
+    if not _stays():
+        raise UserError("the service was started, and has ended", WHY)
     console.say("`llama-run service status` shows it; without a login it starts after: loginctl enable-linger")
+
+
+def _from_anywhere(home: Home, model: str) -> str:
+    """systemd starts it in another folder, so that a path has to be a whole one."""
+    found = [(name, find_model(home, name)) for name in names_in(home, model)]
+    return ",".join(str(one.path) if Path(name).name != name else name for name, one in found)
+
+
+def _stays() -> bool:
+    """systemd is content once the program runs; a port that is taken or a wrong setting ends it a moment later."""
+    for _ in range(LOOKS):
+        time.sleep(LOOK_SECONDS)
+        if not _systemctl("is-active", "--quiet", NAME, loud=False):
+            return False
+    return True
 
 
 @service_group.command("remove")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import click
 
 from pyrun import console
+from pyrun.cache.usual import usual_cache
 from pyrun.home import BundledHome, Home, InstalledHome, find_home
 
 
@@ -39,7 +41,7 @@ def places(home: Home) -> dict[str, Path]:
     return {
         "settings": home.settings,
         "models": home.models,
-        "kv-cache": home.kv_cache,
+        "kv-cache": usual_cache(home, os.environ),
         "memory": home.memory,
         "logs": home.logs,
         "source": home.source,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from fakes.models import gguf_bytes
 from helpers import free_port, is_running, wait_until
 from stores import make_clone, run
 
+from pyrun.cli.background import own_command
 from pyrun.errors import UserError
 from pyrun.service import background
 from pyrun.service.unit import NAME, quoted, unit
@@ -61,6 +65,8 @@ def test_service_without_systemd_is_explained_and_only_our_unit_is_removed(
 ) -> None:
     monkeypatch.setattr("pyrun.cli.service.shutil.which", lambda name: None)
     path = clone / "config" / "systemd" / "user" / NAME
+    (clone / "models").mkdir()
+    (clone / "models" / "qwen.gguf").write_bytes(gguf_bytes())
     code, _, err = run(capsys, "service", "install", "qwen")
     assert code == 1 and "use `llama-run start` instead" in err and '"--server=qwen"' in path.read_text()
     assert run(capsys, "service", "remove")[0] == 0 and not path.exists()
@@ -133,3 +139,83 @@ def test_server_that_does_not_start_says_why(
     code, _, err = run(capsys, "stop")
     assert code == 1 and "no server that `llama-run start` started runs" in err
     assert json.loads(run(capsys, "status", "--json")[1]) == []
+
+
+def test_port_that_somebody_has_is_not_taken_for_the_server(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run(capsys, "start", "--port", str(port))
+    assert code == 1 and f"port {port} is in use by pid {os.getpid()}" in err
+    assert background.find_all(clone / "logs") == []
+
+
+def test_several_models_run_without_a_terminal(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printing = [sys.executable, "-c", "import sys; sys.exit(' '.join(sys.argv[1:]))"]
+    monkeypatch.setattr("pyrun.cli.background.own_command", lambda: printing)
+    assert "--server --all" in run(capsys, "start", "--all", "--port", str(free_port()))[2]
+    assert "--server=a,b" in run(capsys, "start", "a,b", "--port", str(free_port()))[2]
+    assert '"--server" "--all"' in run(capsys, "service", "install", "--all", "--print")[1]
+    for words in ("start --all a", "service install --all a"):
+        assert run(capsys, *words.split())[0] == 2
+
+
+def test_service_may_write_to_every_folder_that_is_set(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (clone / "llama-run.toml").write_text(
+        "[server]\ncache-ssd = 'one'\ncache-ssd-shared = '/two'\n[models.a]\ncache-ssd = 'three'\n"
+        "[models.b]\narguments = ['--cache-ssd', '/four']\n"
+    )
+    monkeypatch.setenv("LLAMA_ARG_CACHE_SSD", "/of/this/shell/alone")
+    text = run(capsys, "service", "install", "--print")[1]
+    for folder in (clone / "one", "/two", clone / "three", "/four"):
+        assert f'ReadWritePaths="-{folder}"' in text
+
+
+def test_service_that_ends_at_once_is_not_called_started(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = clone / "programs"
+    programs.mkdir()
+    systemctl = programs / "systemctl"
+    systemctl.write_text('#!/bin/sh\ncase "$*" in *is-active*) exit 3 ;; esac\n')
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    code, _, err = run(capsys, "service", "install")
+    assert code == 1 and "the service was started, and has ended" in err and "journalctl --user -u" in err
+
+
+def test_package_runs_what_is_installed_whatever_lies_in_the_current_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyrun.cli.background.is_clone", lambda: False)
+    assert own_command() == [str(Path(sys.executable).with_name("llama-run"))]
+
+
+def test_server_in_the_background_listens_where_its_model_s_settings_say(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printing = [sys.executable, "-c", "import sys; sys.exit(' '.join(sys.argv[1:]))"]
+    monkeypatch.setattr("pyrun.cli.background.own_command", lambda: printing)
+    (clone / "models").mkdir()
+    (clone / "models" / "one.gguf").write_bytes(gguf_bytes())
+    port = free_port()
+    (clone / "llama-run.toml").write_text(f"[server]\nport = 1\n[models.one]\nport = {port}\n")
+    for words in ("start", "start on"):  # the only one is meant where none is named
+        assert f"-- --host 127.0.0.1 --port {port}\n" in run(capsys, *words.split())[2]
+    assert "no model is called 'two'" in run(capsys, "start", "two")[2]
+    typed = free_port()
+    assert f"--port {typed}\n" in run(capsys, "start", "--port", str(typed))[2]
+    (clone / "llama-run.toml").write_text(
+        f"[server]\narguments = ['--port', '{port}']\n[models.one]\narguments = ['--host', '127.0.0.2']\n"
+    )
+    assert f"-- --temp 0 --host 127.0.0.2 --port {port}\n" in run(capsys, "start", "--", "--temp", "0")[2]
+
+
+def test_service_names_what_it_serves_so_that_it_is_found_from_anywhere(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(clone)
+    (clone / "one.gguf").write_bytes(gguf_bytes())
+    assert f'"--server={clone}/one.gguf"' in run(capsys, "service", "install", "./one.gguf", "--print")[1]
+    assert "no model is called 'two'" in run(capsys, "service", "install", "two", "--print")[2]
