@@ -23,7 +23,8 @@ class LlamaRun(llm.Model):
     can_stream = True
 
     class Options(llm.Options):
-        url: str | None = Field(default=None, description="The server; else the one of LLAMA_ARG_PORT, or port 9090.")
+        url: str | None = Field(default=None, description="The server; else where llama-run.toml says, or port 9090.")
+        model: str | None = Field(default=None, description="Of several models: its name, or a part of it.")
         temperature: float | None = Field(default=None, description="How free the answer is; 0 takes the likeliest.")
         max_tokens: int = Field(default=1024, description="How long the answer may get.")
 
@@ -34,7 +35,7 @@ class LlamaRun(llm.Model):
         if prompt.options.temperature is not None:
             options["temperature"] = prompt.options.temperature
         try:
-            with Engine(url=prompt.options.url, keep=True) as engine:
+            with Engine(prompt.options.model, url=prompt.options.url, keep=True) as engine:
                 answers = engine.chat_stream(_messages(prompt), **options)
                 yield from answers
                 whole = answers.wait()

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -228,6 +228,13 @@ def waiting(message: str) -> Iterator[Callable[[str], None]]:
             say(f"{message}: {detail}")
 
     yield tell
+
+
+@contextmanager
+def spinning(message: str) -> Iterator[None]:
+    """Shows a spinner with the message on a terminal, and nothing elsewhere: for what seldom takes long."""
+    with err.status(escape(message)) if err.is_terminal else nullcontext():
+        yield
 
 
 def is_interactive() -> bool:

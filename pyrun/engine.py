@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 from pyrun import console
 from pyrun.errors import UserError
-from pyrun.server.address import choose_address, key_of
-from pyrun.server.ask import ask, direct, server_url
+from pyrun.server.address import Address
+from pyrun.server.ask import ask, direct
+from pyrun.server.served import choose_served, load
+from pyrun.server.usual import find_server, usual_server
 from pyrun.service import background
 
 Messages = Sequence[Mapping[str, Any]]
@@ -33,13 +34,19 @@ POLL_SECONDS = 0.2
 # Where rounding alone makes two runs choose another token, the two have almost the same probability.
 TIE = 0.05
 CANDIDATES = 5
+# What POST /completion says of its end, in the words of the chat.
+REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
 @dataclass(frozen=True)
 class Answer:
     text: str
-    ttft_ms: float  # from sending the request to the first word
+    ttft_ms: float  # from sending the request to the first token, be it of reasoning, of a call or of the text
     timings: Mapping[str, Any] = field(default_factory=dict, repr=False)  # as the server says them: docs/http-api.md
+    reasoning: str = ""  # what the model thought before it answered
+    # What the model wants done, as OpenAI's API has it: a message with them goes back as it is.
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None  # stop, length or tool_calls
 
     @property
     def tokens_reused(self) -> int:
@@ -108,23 +115,29 @@ class Engine:
         arguments: Sequence[str] = (),
         keep: bool = False,
     ) -> None:
-        """Joins the server at `url`, or the one of `port`; where there is none, `model` is served there.
+        """Joins the server at `url`, at `port`, or where llama-run.toml says; where there is none, `model` is served
+        there.
 
-        `arguments` are llama-server's, for a server that is started. With `keep`, it goes on when the engine is closed.
+        Of a server with several models, `model` is the name of one, or a part of it. `arguments` are llama-server's,
+        for a server that is started. With `keep`, it goes on when the engine is closed.
         """
         self._started: background.Started | None = None
         self._keep = keep
-        self.key = key if key is not None else key_of(os.environ)
         if url is not None:
-            self.url = server_url(url).rstrip("/")
-            ask(self.url, "/health", self.key)
-            return
-        address = choose_address(None, port, (), os.environ)
-        self.url = address.url
-        if not self._answers():
-            self._start(model, address.port, arguments)
-        elif model is not None:
-            self._check_model(model)
+            self.url, found = find_server(url)
+        else:
+            chosen = [] if port is None else ["--port", str(port)]
+            address, found = usual_server([*arguments, *chosen])
+            self.url = address.url
+        self.key = key if key is not None else found
+        if url is None and not self._answers():
+            self._start(model, address, arguments)
+            model = None  # it has no other
+        try:
+            self._served = choose_served(self.url, self.key, model, "name one of them")
+        except UserError:
+            self.close()
+            raise
 
     def _answers(self) -> bool:
         try:
@@ -133,21 +146,14 @@ class Engine:
             return False
         return True
 
-    def _check_model(self, wanted: str) -> None:
-        served = self.model
-        if Path(wanted).stem.lower() not in served.lower():
-            raise UserError(
-                f"the server at {self.url} has another model: {served}", "give another port, or leave the model out"
-            )
-
-    def _start(self, model: str | None, port: int, arguments: Sequence[str]) -> None:
+    def _start(self, model: str | None, address: Address, arguments: Sequence[str]) -> None:
         from pyrun.cli.background import own_command  # what it loads is not needed to join a server
         from pyrun.home import find_home
 
         logs = find_home().logs
         served = f"--server={model}" if model else "--server"
-        command = [*own_command(), "--port", str(port), served, *(["--", *arguments] if arguments else [])]
-        self._started = background.start(command, logs, port, self.url)
+        command = [*own_command(), served, "--", *arguments, *address.words]
+        self._started = background.start(command, logs, address.port, self.url)
         asked, told = time.monotonic(), False
         while not self._answers():
             if self._started.process() is None:
@@ -159,15 +165,15 @@ class Engine:
 
     @property
     def model(self) -> str:
-        """What the server calls its model."""
-        return str(ask(self.url, "/v1/models", self.key)["data"][0]["id"])
+        """What the server calls it."""
+        return self._served.name
 
     def generate(self, prompt: str, *, max_tokens: int = 256, user: str = "", **options: Any) -> Answer:
         """Continues a text. `options` are further fields of the request, such as temperature."""
         return self.generate_stream(prompt, max_tokens=max_tokens, user=user, **options).wait()
 
     def generate_stream(self, prompt: str, *, max_tokens: int = 256, user: str = "", **options: Any) -> Stream:
-        body = {**options, "prompt": prompt, "n_predict": max_tokens, "stream": True} | _whose(user)
+        body = self._body(user, options) | {"prompt": prompt, "n_predict": max_tokens, "stream": True}
         return Stream(self._pieces("/completion", body))
 
     def chat(self, messages: Messages, *, max_tokens: int = 256, user: str = "", **options: Any) -> Answer:
@@ -175,31 +181,28 @@ class Engine:
         return self.chat_stream(messages, max_tokens=max_tokens, user=user, **options).wait()
 
     def chat_stream(self, messages: Messages, *, max_tokens: int = 256, user: str = "", **options: Any) -> Stream:
-        body = {**options, "messages": list(messages), "max_tokens": max_tokens, "stream": True} | _whose(user)
+        body = self._body(user, options) | {"messages": list(messages), "max_tokens": max_tokens, "stream": True}
         return Stream(self._pieces("/v1/chat/completions", body))
 
     def warm(self, prompt: str | Messages, *, user: str = "", **options: Any) -> dict[str, Any]:
         """Evaluates what a prompt or conversation begins with and keeps its state; gives what the server says of it."""
-        body = {**options} | _begins(prompt) | _whose(user)
-        told: dict[str, Any] = ask(self.url, "/cache/warm", self.key, post=body, patience=None)
-        return told
+        return self._ask("/cache/warm", post=self._body(user, options) | _begins(prompt), patience=None)
 
     def plan(self, prompt: str | Messages, *, user: str = "", **options: Any) -> dict[str, Any]:
         """Says what a prompt or conversation would reuse and how long it would take, and evaluates nothing."""
-        told: dict[str, Any] = ask(self.url, "/cache/plan", self.key, post={**options} | _begins(prompt) | _whose(user))
-        return told
+        return self._ask("/cache/plan", post=self._body(user, options) | _begins(prompt))
 
     def cache(self, user: str = "") -> dict[str, Any]:
         """What the server says about its cache."""
-        told: dict[str, Any] = ask(self.url, "/cache" + (f"?user_id={user}" if user else ""), self.key)
-        return told
+        return self._ask("/cache" + (f"?user_id={quote(user, safe='')}" if user else ""))
 
     def verify(self, prompts: Sequence[str], *, max_tokens: int = 32, user: str = "") -> list[Verified]:
         """Compares answers from reused state with cold ones, token by token."""
         return [self._verify(prompt, max_tokens, user) for prompt in prompts]
 
     def _verify(self, prompt: str, max_tokens: int, user: str) -> Verified:
-        greedy = {"temperature": 0.0, "n_predict": max_tokens, "n_probs": CANDIDATES, "prompt": prompt} | _whose(user)
+        options = {"temperature": 0.0, "n_predict": max_tokens, "n_probs": CANDIDATES, "prompt": prompt}
+        greedy = self._body(user, options)
         self._post("/completion", greedy)  # its state is there for the next one
         reused = self._post("/completion", greedy)
         cold = self._post("/completion", {**greedy, "cache_prompt": False})
@@ -225,6 +228,16 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _body(self, user: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """What every request has: further fields, whose it is, and the model where the server has several."""
+        named = {"model": self._served.name} if self._served.is_routed else {}
+        return {**named, **options} | ({"llama_user_id": user} if user else {})
+
+    def _ask(self, path: str, **how: Any) -> dict[str, Any]:
+        """Asks about the cache of a model, which is there as long as the model is loaded."""
+        load(self.url, self.key, self._served)
+        return dict(ask(self.url, path, self.key, model=self._served.routed_name, **how))
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
@@ -252,25 +265,59 @@ class Engine:
 
     def _pieces(self, path: str, body: Mapping[str, Any]) -> Iterator[str | Answer]:
         """The text as it comes, and at last the whole answer."""
-        began = time.monotonic()
-        first: float | None = None
-        text: list[str] = []
-        timings: dict[str, Any] = {}
+        parts = _Parts()
         with self._request(path, body, stream=True) as response:
             for event in _events(response.iter_lines()):
                 if "error" in event:
                     raise UserError(f"the server broke off: {_message(event['error'])}", "its log tells more")
-                timings = event.get("timings") or timings
-                piece = _text_of(event)
-                if piece:
-                    first = first if first is not None else time.monotonic()
-                    text.append(piece)
+                if piece := parts.take(event):
                     yield piece
-        yield Answer("".join(text), ((first or time.monotonic()) - began) * 1000, timings)
+        yield parts.answer()
 
 
-def _whose(user: str) -> dict[str, str]:
-    return {"llama_user_id": user} if user else {}
+class _Parts:
+    """An answer that is coming in."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._first: float | None = None  # when the first token came
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._reason: str | None = None
+        self._timings: dict[str, Any] = {}
+
+    def take(self, event: Mapping[str, Any]) -> str:
+        """Gives what the event adds to the text."""
+        self._timings = event.get("timings") or self._timings
+        if "choices" not in event:  # of POST /completion
+            delta, reason = event, REASONS.get(event.get("stop_type", ""))
+        else:
+            choice = event["choices"][0] if event["choices"] else {}
+            delta, reason = choice.get("delta") or {}, choice.get("finish_reason")
+        self._reason = reason or self._reason
+        text, reasoning, calls = (delta.get(name) for name in ("content", "reasoning_content", "tool_calls"))
+        if self._first is None and (text or reasoning or calls):
+            self._first = time.monotonic()
+        self._reasoning.append(reasoning or "")
+        for piece in calls or []:
+            self._add_call(piece)
+        self._text.append(text or "")
+        return text or ""
+
+    def _add_call(self, piece: Mapping[str, Any]) -> None:
+        """The first piece of a call has its id and name, and all of them have more of its arguments."""
+        new = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        call = self._calls.setdefault(piece["index"], new)
+        call["id"] = piece.get("id") or call["id"]
+        for name in call["function"]:
+            call["function"][name] += piece.get("function", {}).get(name) or ""
+
+    def answer(self) -> Answer:
+        ttft = (self._first or time.monotonic()) - self._began
+        calls = [self._calls[index] for index in sorted(self._calls)]
+        text, reasoning = "".join(self._text), "".join(self._reasoning)
+        return Answer(text, ttft * 1000, self._timings, reasoning, calls, self._reason)
 
 
 def _begins(prompt: str | Messages) -> dict[str, Any]:
@@ -283,13 +330,6 @@ def _events(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         if name in ("data", "error") and data != "[DONE]":
             event = json.loads(data)
             yield {"error": event} if name == "error" else event
-
-
-def _text_of(event: Mapping[str, Any]) -> str:
-    if "choices" in event:
-        choices = event["choices"]
-        return str(choices[0]["delta"].get("content") or "") if choices else ""
-    return str(event.get("content", ""))
 
 
 def _message(error: Any) -> str:

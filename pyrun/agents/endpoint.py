@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from pyrun.errors import UserError
-from pyrun.server.ask import ask, server_url
+from pyrun.server.ask import server_url
+from pyrun.server.served import CHOOSE, choose_served, load
 
 NO_KEY = "none"  # most agents insist on a key; a server without one takes any
 
@@ -36,28 +35,12 @@ class Endpoint:
         return max(1, min(16_384, self.context // 4))
 
 
-def find_endpoint(url: str, key: str | None, model: str | None = None) -> Endpoint:
-    """Asks the server; `model` says which one where it has several."""
+def find_endpoint(url: str, key: str | None, model: str | None = None, how: str = CHOOSE) -> Endpoint:
+    """Asks the server. `model` says which one where it has several, and `how` is for the person who did not: that one
+    is loaded for the answer, which may take long."""
     url = server_url(url).rstrip("/").removesuffix("/v1")
-    served = [str(entry["id"]) for entry in _list(ask(url, "/v1/models", key))]
-    name = _choose(url, served, model)
-    several = f"?model={quote(name, safe='')}" if len(served) > 1 else ""
-    return Endpoint(url, name, _context(url, ask(url, f"/props{several}", key)), key)
-
-
-def _list(told: Any) -> list[Any]:
-    return list(told["data"]) if isinstance(told, dict) and isinstance(told.get("data"), list) else []
-
-
-def _choose(url: str, served: Sequence[str], wanted: str | None) -> str:
-    if not served:
-        raise UserError(f"{url} serves no model", "start it with one: `llama-run --server MODEL`")
-    if wanted is None and len(served) == 1:
-        return served[0]
-    if wanted in served:
-        return str(wanted)
-    problem = f"{url} does not serve {wanted}" if wanted else f"{url} serves several models"
-    raise UserError(problem, f"choose one with --model: {', '.join(served)}")
+    served = choose_served(url, key, model, how)
+    return Endpoint(url, served.name, _context(url, load(url, key, served)), key)
 
 
 def _context(url: str, told: Any) -> int:

@@ -24,10 +24,10 @@ class Finished:
     stable: tuple[str, ...]  # what of the prompt was made stable
 
 
-def finished_requests(url: str, key: str | None = None, user: str = "") -> list[Finished]:
-    """Gives the last requests, the newest first."""
-    path = "/cache/requests" + (f"?user_id={quote(user)}" if user else "")
-    return [_finished(told) for told in ask(url, path, key)["requests"]]
+def finished_requests(url: str, key: str | None = None, user: str = "", model: str | None = None) -> list[Finished]:
+    """Gives the last requests, the newest first. `model` is as for `ask`."""
+    path = "/cache/requests" + (f"?user_id={quote(user, safe='')}" if user else "")
+    return [_finished(told) for told in ask(url, path, key, model=model)["requests"]]
 
 
 def _finished(told: dict[str, Any]) -> Finished:

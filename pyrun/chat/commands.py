@@ -15,6 +15,7 @@ from pyrun.agents.endpoint import find_endpoint
 from pyrun.chat.chain import DEFAULT_CONTEXT, Link
 from pyrun.chat.conversation import Chat, read_file
 from pyrun.chat.export import as_json, as_markdown
+from pyrun.chat.local import counter
 from pyrun.chat.mcp_servers import McpServers
 from pyrun.chat.sessions import Row
 from pyrun.errors import UserError
@@ -73,8 +74,9 @@ def _model(chat: Chat, name: str) -> None:
         chat.say(f"{link.name}: {link.provider.model}, {link.context:,} tokens of context", "")
         return
     if link.provider.kind == LOCAL:
-        endpoint = find_endpoint(link.provider.base_url, link.provider.key, name)
-        link.context = endpoint.context
+        endpoint = find_endpoint(link.provider.base_url, link.provider.key, name, "name one of them")
+        name, link.context = endpoint.model, endpoint.context
+        chat.agent.count = counter(endpoint)
     link.provider = replace(link.provider, model=name)
     chat.say(f"{link.name} answers with {name} from now on")
 

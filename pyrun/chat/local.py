@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,17 +19,15 @@ from pyrun.agents.endpoint import Endpoint, find_endpoint
 from pyrun.chat.prompt import MESSAGE_TOKENS, estimate
 from pyrun.errors import UserError
 from pyrun.home import Home
+from pyrun.launch import llama_run_command
 from pyrun.providers.known import LOCAL, Provider
-from pyrun.server.address import choose_address, find_key
+from pyrun.server.address import Address
 from pyrun.server.ask import ask, direct
 from pyrun.server.supervisor import end_with_parent
+from pyrun.server.usual import usual_server
 
 STOP_SECONDS = 150.0  # the launcher gives the server 120 to save
 SHOWN_LINES = 20
-# Python would look for the package in the current folder first, which may have one of the same name, and anybody's.
-LAUNCHER = (
-    f"import sys; sys.path[0] = {str(Path(__file__).resolve().parents[2])!r}; from pyrun.__main__ import main; main()"
-)
 
 
 @dataclass(frozen=True)
@@ -45,24 +42,15 @@ class Start:
 @contextmanager
 def local_server(home: Home, start: Start) -> Iterator[Endpoint]:
     """The one that runs at the usual address, or a new one, which ends with the chat."""
-    address = choose_address(None, None, start.extra, os.environ)
-    key = find_key(start.extra, os.environ)
-    value = key.value if key else None
+    address, key = usual_server(start.extra)
     if _health(address.url) is not None:
         _await_loaded(address.url)
-        yield _checked(find_endpoint(address.url, value), start.model)
+        with console.spinning(f"waiting for {start.model or 'the model'}"):  # one of several may have to be loaded
+            found = find_endpoint(address.url, key, start.model)
+        yield found
         return
-    with _started(home, start, address.url):
-        yield find_endpoint(address.url, value)
-
-
-def _checked(endpoint: Endpoint, wanted: str | None) -> Endpoint:
-    if wanted is not None and Path(wanted).name.removesuffix(".gguf").casefold() not in endpoint.model.casefold():
-        raise UserError(
-            f"the server at {endpoint.url} runs {endpoint.model}, not {wanted}",
-            "leave the model out, stop that server, or choose another port: LLAMA_ARG_PORT=9091",
-        )
-    return endpoint
+    with _started(home, start, address):
+        yield find_endpoint(address.url, key)
 
 
 def is_healthy(url: str) -> bool:
@@ -79,15 +67,17 @@ def _health(url: str) -> int | None:
 
 
 @contextmanager
-def _started(home: Home, start: Start, url: str) -> Iterator[None]:
+def _started(home: Home, start: Start, address: Address) -> Iterator[None]:
     """A launcher of its own looks after it: it starts it again after a crash, and has it save its state at the end."""
     log = home.logs / "chat-server.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    command = [sys.executable, "-c", LAUNCHER, "--server", *([start.model] if start.model else []), *start.flags]
+    command = [*llama_run_command(), "--server", *([start.model] if start.model else []), *start.flags]
+    # The model may have an address of its own in llama-run.toml, where nobody would look for it.
+    command += ["--", *start.extra, *address.words]
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as output:
         launcher = subprocess.Popen(
-            [*command, *(["--", *start.extra] if start.extra else [])],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -96,7 +86,7 @@ def _started(home: Home, start: Start, url: str) -> Iterator[None]:
         )
     try:
         with console.waiting("starting the server; the first time, it is built, which takes minutes"):
-            _await(launcher, url, log)
+            _await(launcher, address.url, log)
         yield
     finally:
         _stop(launcher)
@@ -144,8 +134,8 @@ def counter(endpoint: Endpoint | None) -> Callable[[str], int]:
         if endpoint is None:
             return estimate(text)
         try:
-            tokens = ask(endpoint.url, "/tokenize", endpoint.key, post={"content": text}, verify=False)["tokens"]
-            return len(tokens) + MESSAGE_TOKENS
+            body = {"content": text, "model": endpoint.model}  # a server of several models asks for whom
+            return len(ask(endpoint.url, "/tokenize", endpoint.key, post=body, verify=False)["tokens"]) + MESSAGE_TOKENS
         except (UserError, KeyError, TypeError):
             return estimate(text)
 

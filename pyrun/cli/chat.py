@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from pyrun.cli.invocation import Invocation
@@ -35,6 +36,7 @@ MAX_QUESTION_BYTES = 16_000_000
     metavar="NAME[,NAME]",
     help="Who answers. If the first cannot be reached, is overloaded or over its limit, the next one does.",
 )
+@click.option("--model", metavar="NAME", help="As MODEL. Of several that are served: its name, or a part of it.")
 @click.option("-c", "--continue", "resume", is_flag=True, help="Go on with the last session.")
 @click.option("--session", metavar="ID", help="Go on with the chat of this id, or whose id begins so.")
 @click.option("--system", type=click.Path(path_type=Path), metavar="FILE", help="What the model is told first.")
@@ -62,6 +64,7 @@ def chat_command(
     context: click.Context,
     words: tuple[str, ...],
     providers: str,
+    model: str | None,
     resume: bool,
     session: str | None,
     system: Path | None,
@@ -83,6 +86,8 @@ def chat_command(
     Exit codes: 0 answered, 1 failed, 2 wrong usage, 130 interrupted.
     """
     models = [word for word in words if word != "-"]
+    if model is not None and (not models or context.get_parameter_source("model") is ParameterSource.COMMANDLINE):
+        models.append(model)  # where llama-run.toml names one, another may be given
     if len(models) > 1:
         raise click.UsageError(f"{models[1]!r} is one model too many")
     if resume and session:

@@ -15,16 +15,16 @@ from pyrun.agents.merge import render
 from pyrun.agents.setup import ConfigFile, Setup
 from pyrun.agents.write import Change, apply, plan
 from pyrun.errors import UserError
-from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, key_of
+from pyrun.server.usual import OTHERWISE, find_server
 
 
 @click.command("connect")
 @click.argument("agent", type=click.Choice(sorted(AGENTS)))
-@click.option("--url", default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}", show_default=True, help="The running server.")
-@click.option("--model", metavar="NAME", help="The model, where the server has several.")
+@click.option("--url", help=f"The running server {OTHERWISE}.")
+@click.option("--model", metavar="NAME", help="Of several models: its name, or a part of it. It is loaded.")
 @click.option("--print/--write", "only_print", default=True, help="Show the settings, or write them (default: show).")
 @click.option("--yes", is_flag=True, help="With --write: do not ask.")
-def connect_command(agent: str, url: str, model: str | None, only_print: bool, yes: bool) -> None:
+def connect_command(agent: str, url: str | None, model: str | None, only_print: bool, yes: bool) -> None:
     """Make a coding agent use the running server.
 
     Address, key, model and context length are those of the server; the agent is told to wait long enough for a cold
@@ -33,7 +33,9 @@ def connect_command(agent: str, url: str, model: str | None, only_print: bool, y
     """
     if yes and only_print:
         raise click.UsageError("--yes goes with --write")
-    endpoint = find_endpoint(url, key_of(os.environ), model)
+    url, key = find_server(url)
+    with console.spinning(f"waiting for {model or 'the model'}"):
+        endpoint = find_endpoint(url, key, model)
     setup = AGENTS[agent](endpoint, User(Path.home(), os.environ))
     if only_print:
         _print(setup)

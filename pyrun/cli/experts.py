@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +12,34 @@ from pyrun import console
 from pyrun.errors import UserError
 from pyrun.experts.counts import ExpertCounts, parse_counts
 from pyrun.experts.plot import plot_counts
-from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, key_of
 from pyrun.server.ask import ask
+from pyrun.server.served import choose_loaded
+from pyrun.server.usual import OTHERWISE, find_server
 
 NUMBERS = range(6)  # these columns are aligned at the right
 START = "`llama-run experts --track` starts the counting"
 
 
 @click.command("experts")
-@click.option("--url", default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}", show_default=True, help="The server to ask.")
+@click.option("--url", help=f"The server to ask {OTHERWISE}.")
+@click.option(
+    "--model", metavar="NAME", help="Of several models: its name, or a part of it (default: the one that is loaded)."
+)
 @click.option("--track/--no-track", default=None, help="Start or stop counting; counting costs next to nothing.")
 @click.option("--reset", is_flag=True, help="Begin at zero.")
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Experts to name per layer.")
 @click.option("--plot", metavar="FILE.png", type=click.Path(path_type=Path), help="Draw layers x experts.")
 @click.option("--json", "as_json", is_flag=True, help="Print what the server says, as JSON.")
-def experts_command(url: str, track: bool | None, reset: bool, top: int, plot: Path | None, as_json: bool) -> None:
+def experts_command(
+    url: str | None, model: str | None, track: bool | None, reset: bool, top: int, plot: Path | None, as_json: bool
+) -> None:
     """Show which experts of a mixture-of-experts model work, layer by layer.
 
     BUSIEST 10 % is the share of the choices that the busiest tenth of a layer's experts takes. BALANCE is 1 when all
     work alike and 0 when one does everything. FOR 90 % is how many experts take nine tenths of the choices: the others
     could leave fast memory first. The server's API key, if any, is taken from LLAMA_API_KEY.
     """
-    told = _ask(url, track, reset)
+    told = _ask(url, model, track, reset)
     if as_json:
         click.echo(json.dumps(told, indent=2))
         return
@@ -51,12 +56,13 @@ def experts_command(url: str, track: bool | None, reset: bool, top: int, plot: P
         console.say(f"drawn in {plot_counts(counts, plot)}")
 
 
-def _ask(url: str, track: bool | None, reset: bool) -> dict[str, Any]:
-    key = key_of(os.environ)
+def _ask(url: str | None, model: str | None, track: bool | None, reset: bool) -> dict[str, Any]:
+    url, key = find_server(url)
+    named = choose_loaded(url, key, model).routed_name
     change = ({} if track is None else {"enabled": track}) | ({"reset": True} if reset else {})
     if change:
-        return dict(ask(url, "/expert-tracking", key, post=change))
-    return dict(ask(url, "/expert-stats", key))
+        return dict(ask(url, "/expert-tracking", key, model=named, post=change))
+    return dict(ask(url, "/expert-stats", key, model=named))
 
 
 def _print_table(counts: ExpertCounts, top: int) -> None:

@@ -9,15 +9,14 @@ import click
 from pyrun import _kernels, console
 from pyrun.cache.handover import FilePlace, Head, ServerPlace, hand_over, place_of
 from pyrun.errors import UserError
-from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE, key_of
+from pyrun.server.address import KEY_VARIABLE, key_of
+from pyrun.server.usual import OTHERWISE, find_server
 
 PEER_KEY_VARIABLE = "LLAMA_PEER_API_KEY"
 
 _url = click.option(
     "--url",
-    default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}",
-    show_default=True,
-    help=f"The server here. Its API key, if any, is taken from {KEY_VARIABLE}; that of the other one from "
+    help=f"The server here {OTHERWISE}. Its API key, if any, is taken from {KEY_VARIABLE}; that of the other one from "
     f"{PEER_KEY_VARIABLE}, or else from {KEY_VARIABLE} as well.",
 )
 _user = click.option("--user", metavar="ID", default="", help="Whose conversation it is, by the id that requests give.")
@@ -28,14 +27,15 @@ _user = click.option("--user", metavar="ID", default="", help="Whose conversatio
 @click.option("--to", "place", metavar="URL|DIR", required=True, help="The other server, or a folder.")
 @_url
 @_user
-def push_command(wanted: str, place: str, url: str, user: str) -> None:
+def push_command(wanted: str, place: str, url: str | None, user: str) -> None:
     """Hand a conversation to another server, or put it into a folder, by its hash or its first digits.
 
     Both servers must serve the same model with the same settings; the other one checks what it gets. What it has
     already is not sent, and a command that was interrupted goes on when it is given again.
     """
     _check(user)
-    source = place_of(url, wanted, user, key_of(os.environ), make=False)
+    here, key = find_server(url)
+    source = place_of(here, wanted, user, key, make=False)
     name = source.conversation if isinstance(source, ServerPlace) else source.path.name[:16]
     _carry(source, place_of(place, name, user, _peer_key(), make=True), name)
 
@@ -45,7 +45,7 @@ def push_command(wanted: str, place: str, url: str, user: str) -> None:
 @click.option("--from", "place", metavar="URL|DIR", required=True, help="The other server, or a folder.")
 @_url
 @_user
-def pull_command(wanted: str, place: str, url: str, user: str) -> None:
+def pull_command(wanted: str, place: str, url: str | None, user: str) -> None:
     """Take a conversation over from another server, or from a folder, by its hash or its first digits.
 
     It is `cache push`, asked for by the receiver.
@@ -53,7 +53,8 @@ def pull_command(wanted: str, place: str, url: str, user: str) -> None:
     _check(user)
     source = place_of(place, wanted, user, _peer_key(), make=False)
     name = source.conversation if isinstance(source, ServerPlace) else source.path.name[:16]
-    _carry(source, place_of(url, name, user, key_of(os.environ), make=True), name)
+    here, key = find_server(url)
+    _carry(source, place_of(here, name, user, key, make=True), name)
 
 
 def _check(user: str) -> None:

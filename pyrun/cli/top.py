@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +12,11 @@ from rich.live import Live
 from rich.text import Text
 
 from pyrun import console
-from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE, key_of
-from pyrun.server.ask import ask, server_url
+from pyrun.server.address import KEY_VARIABLE
+from pyrun.server.ask import ask
 from pyrun.server.live import Event, events, request_line, slot_line, waiting_line
+from pyrun.server.served import choose_loaded
+from pyrun.server.usual import OTHERWISE, find_server
 
 SHOWN = 15
 
@@ -51,26 +52,25 @@ class Seen:
 
 
 @click.command("top")
+@click.option("--url", help=f"The server {OTHERWISE}. Its API key, if any, is taken from {KEY_VARIABLE}.")
 @click.option(
-    "--url",
-    default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}",
-    show_default=True,
-    help=f"The server. Its API key, if any, is taken from {KEY_VARIABLE}.",
+    "--model", metavar="NAME", help="Of several models: its name, or a part of it (default: the one that is loaded)."
 )
 @click.option("--once", is_flag=True, help="Print what is so now, and end; in a pipe it always does.")
-def top_command(url: str, once: bool) -> None:
+def top_command(url: str | None, model: str | None, once: bool) -> None:
     """Show what a running server does now, and its last requests.
 
     It is what the page /dashboard shows first, for machines without a browser. Ctrl-C ends it.
     """
-    url, key = server_url(url).rstrip("/"), key_of(os.environ)
-    seen = Seen(requests=ask(url, "/cache/requests", key)["requests"][:SHOWN])
+    url, key = find_server(url)
+    named = choose_loaded(url, key, model).routed_name
+    seen = Seen(requests=ask(url, "/cache/requests", key, model=named)["requests"][:SHOWN])
     if once or not console.out.is_terminal:
-        seen.hear(Event("slots", ask(url, "/cache/slots", key)))
+        seen.hear(Event("slots", ask(url, "/cache/slots", key, model=named)))
         click.echo("\n".join(seen.lines(1000 * time.time())))
         return
     with Live(console=console.out, screen=True, auto_refresh=False) as live:
-        for event in events(url, key):
+        for event in events(url, key, model=named):
             seen.hear(event)
             rows = console.out.height
             lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in seen.lines(1000 * time.time())[:rows]]

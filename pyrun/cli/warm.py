@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ import click
 from pyrun import console
 from pyrun.cli.defaults import warm_file
 from pyrun.errors import UserError
-from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE, key_of
+from pyrun.server.address import KEY_VARIABLE
+from pyrun.server.served import choose_served, load
+from pyrun.server.usual import OTHERWISE, find_server
 from pyrun.server.warm import Warmed, read_bodies, system_body, warm
 
 
@@ -26,16 +27,18 @@ from pyrun.server.warm import Warmed, read_bodies, system_body, warm
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="With --system: the tools that come with it, as a JSON array.",
 )
-@click.option(
-    "--url",
-    default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}",
-    show_default=True,
-    help=f"The server. Its API key, if any, is taken from {KEY_VARIABLE}.",
-)
+@click.option("--url", help=f"The server {OTHERWISE}. Its API key, if any, is taken from {KEY_VARIABLE}.")
+@click.option("--model", metavar="NAME", help="Of several models: its name, or a part of it. It is loaded.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, one line for each prompt.")
 @click.pass_context
 def warm_command(
-    context: click.Context, file: str | None, system: str | None, tools: Path | None, url: str, as_json: bool
+    context: click.Context,
+    file: str | None,
+    system: str | None,
+    tools: Path | None,
+    url: str | None,
+    model: str | None,
+    as_json: bool,
 ) -> None:
     """Prepare prompts on a running server, so that whatever follows them begins at once.
 
@@ -48,11 +51,16 @@ def warm_command(
     if file not in (None, "-"):
         invocation = context.find_root().obj
         file = str(warm_file(invocation.settings, invocation.file, file))
+    bodies = _bodies(file, system, tools)
+    url, key = find_server(url)
+    served = choose_served(url, key, model)
+    with console.spinning(f"waiting for {served.name}"):
+        load(url, key, served)
     failed = 0
-    for number, body in enumerate(_bodies(file, system, tools), 1):
+    for number, body in enumerate(bodies, 1):
         progress = console.Progress(f"prompt {number}", console.STEPS, transient=True)
         try:
-            done = warm(url, key_of(os.environ), body, progress.reach)
+            done = warm(url, key, body, progress.reach, served.routed_name)
         except UserError as error:
             failed += 1
             console.show_error(UserError(f"prompt {number}: {error.message}", error.hint))

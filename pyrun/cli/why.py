@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import asdict
 
@@ -11,26 +10,27 @@ import click
 
 from pyrun import console
 from pyrun.cache.why import Finished, finished_requests
-from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, KEY_VARIABLE, key_of
+from pyrun.server.address import KEY_VARIABLE
+from pyrun.server.served import choose_loaded
+from pyrun.server.usual import OTHERWISE, find_server
 
 
 @click.command("why")
+@click.option("--url", help=f"The server {OTHERWISE}. Its API key, if any, is taken from {KEY_VARIABLE}.")
 @click.option(
-    "--url",
-    default=f"http://{DEFAULT_HOST}:{DEFAULT_PORT}",
-    show_default=True,
-    help=f"The server. Its API key, if any, is taken from {KEY_VARIABLE}.",
+    "--model", metavar="NAME", help="Of several models: its name, or a part of it (default: the one that is loaded)."
 )
 @click.option("--user", metavar="ID", default="", help="Of this user; else of requests that name none.")
 @click.option("-n", "count", type=click.IntRange(min=1), default=10, show_default=True, help="How many requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
-def why_command(url: str, user: str, count: int, as_json: bool) -> None:
+def why_command(url: str | None, model: str | None, user: str, count: int, as_json: bool) -> None:
     """Show why the last prompts were evaluated, with the words where they left what is known.
 
     A prompt that parts before the user's first message has something in its beginning that changes: what is known to
     help is said. The server remembers its last 256 requests.
     """
-    shown = finished_requests(url, key_of(os.environ), user)[:count]
+    url, key = find_server(url)
+    shown = finished_requests(url, key, user, choose_loaded(url, key, model).routed_name)[:count]
     if as_json:
         click.echo(json.dumps([asdict(one) for one in shown], indent=2))
         return

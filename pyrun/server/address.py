@@ -42,6 +42,11 @@ class Address:
         return f"{'https' if self.is_encrypted else 'http'}://{bracketed}:{self.port}{self.prefix}"
 
     @property
+    def words(self) -> list[str]:
+        """Behind `--`, they have a server listen there whatever else says otherwise."""
+        return ["--host", self.host, "--port", str(self.port)]
+
+    @property
     def open_hosts(self) -> list[str]:
         """Other machines may reach these."""
         return [host for host in self.hosts if not is_loopback(host)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyrun import console
 from pyrun.errors import UserError
-from pyrun.server.ask import asking, refused_with
+from pyrun.server.ask import asking, of_model, refused_with
 
 SILENCE_SECONDS = 20.0  # the server says something every 5 s
 SOURCES = {"slot": "its slot", "hot": "RAM", "warm": "RAM", "cold": "disk", "shared_folder": "shared folder"}
@@ -22,15 +22,16 @@ class Event:
     data: dict[str, Any]
 
 
-def events(url: str, key: str | None = None, *, verify: bool = True) -> Iterator[Event]:
-    """Gives what happens, as it happens, until the server goes or is silent for too long."""
+def events(url: str, key: str | None = None, *, model: str | None = None, verify: bool = True) -> Iterator[Event]:
+    """Gives what happens, as it happens, until the server goes or is silent for too long. `model` is as for `ask`."""
     import requests
 
     try:
         with asking(url, verify) as session:
             headers = {"Authorization": f"Bearer {key}"} if key else {}
-            with session.get(f"{url}/cache/events", headers=headers, stream=True, timeout=SILENCE_SECONDS) as answer:
-                refused_with(answer, url, "/cache/events")
+            path = of_model("/cache/events", model)
+            with session.get(f"{url}{path}", headers=headers, stream=True, timeout=SILENCE_SECONDS) as answer:
+                refused_with(answer, url, path)
                 yield from parse_events(line.decode() for line in answer.iter_lines(chunk_size=None))
     except (requests.RequestException, ValueError) as error:
         raise UserError(f"no server answers at {url}", "start one with `llama-run --server`") from error

@@ -78,14 +78,17 @@ def system_body(system: str, tools: str | None) -> dict[str, Any]:
     return body
 
 
-def warm(url: str, key: str | None, body: dict[str, Any], show: Callable[[int, int], None]) -> Warmed:
-    """Returns when the server is done. Meanwhile `show` is told how many tokens of how many are evaluated."""
+def warm(
+    url: str, key: str | None, body: dict[str, Any], show: Callable[[int, int], None], model: str | None = None
+) -> Warmed:
+    """Returns when the server is done. Meanwhile `show` is told how many tokens of how many are evaluated. `model` is
+    as for `ask`."""
     done = threading.Event()
 
     def look() -> None:
         while not done.wait(LOOK_SECONDS):
             try:
-                told = ask(url, "/cache", key).get("warm", {})
+                told = ask(url, "/cache", key, model=model).get("warm", {})
                 if told.get("tokens"):
                     show(int(told["evaluated"]), int(told["tokens"]))
             except UserError:
@@ -94,7 +97,7 @@ def warm(url: str, key: str | None, body: dict[str, Any], show: Callable[[int, i
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()
     try:
-        return Warmed(ask(url, "/cache/warm", key, post=body, patience=None))
+        return Warmed(ask(url, "/cache/warm", key, model=model, post=body, patience=None))
     finally:
         done.set()
         watcher.join()

@@ -28,6 +28,7 @@ def test_examples_of_the_page_work(
         r"\d+ ms, \d+% of the prompt reused, from \w+",
         r"\d+ tokens were evaluated",
         r"\d\d tokens were reused",
+        r"it ended with (stop|length|tool_calls)",
     )
     assert len(EXAMPLES) == len(expected)
     for example, last_line in zip(EXAMPLES, expected, strict=True):
@@ -42,9 +43,8 @@ def test_second_answer_says_that_it_reused_the_first(serve: Serve, kv: Path) -> 
         again = engine.generate("A long beginning that is the same. " * 5, max_tokens=2, temperature=0)
     assert first.reuse_ratio == 0 and again.reuse_ratio > 0.9 and again.text == first.text
     assert again.tokens_evaluated == 1 and again.source != "none" and again.ttft_ms > 0
-    with pytest.raises(UserError) as refused:
-        Engine(url=server.url, key="wrong").generate("x")
-    assert "401" in refused.value.message
+    with pytest.raises(UserError, match="refuses to answer"):
+        Engine(url=server.url, key="wrong")
     assert server.request("GET", "/health").status_code == 200, "a server that was joined goes on"
 
 
@@ -75,7 +75,7 @@ def test_server_is_started_where_none_runs_and_ends_with_the_engine(
         started = engine._started
         assert started and is_running(started.pid)
         assert Engine(port=port).chat([{"role": "user", "content": "Hello!"}], max_tokens=2).text
-        with pytest.raises(UserError, match="has another model"):
+        with pytest.raises(UserError, match=", not qwen"):
             Engine("qwen", port=port)
         assert is_running(started.pid), "who joined it does not end it"
     assert not is_running(started.pid)

@@ -13,6 +13,7 @@ import pytest
 
 from pyrun import Engine
 from pyrun.errors import UserError
+from pyrun.server.served import Served
 from pyrun.service import background
 
 
@@ -21,12 +22,13 @@ class Double(BaseHTTPRequestHandler):
 
     fault: ClassVar[str] = ""
     asked: ClassVar[list[tuple[str, Any]]] = []
+    go_on: ClassVar[threading.Event] = threading.Event()
 
     def log_message(self, *_: object) -> None:
         pass
 
     def do_GET(self) -> None:
-        self._json({"status": "ok"})
+        self._json({"status": "ok", "data": [{"id": "toy"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -56,25 +58,54 @@ class Double(BaseHTTPRequestHandler):
 
     def _stream(self, path: str) -> None:
         self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        if self.fault == "calls":
+            self._call()
+            return
         for piece in ("Hel", "lö"):
             chat = {"choices": [{"delta": {"content": piece}}]}
             self._event(chat if "chat" in path else {"content": piece})
         if self.fault == "breaks":
-            self.wfile.write(b'error: {"message": "out of memory"}\n\n')
+            self._write('error: {"message": "out of memory"}')
             return
-        last: dict[str, Any] = {"choices": []} if "chat" in path else {"content": "", "stop": True}
+        ended = {"choices": [{"delta": {}, "finish_reason": "length"}]}
+        last = ended if "chat" in path else {"content": "", "stop": True, "stop_type": "limit"}
         self._event({**last, "timings": {"cache_n": 3, "prompt_n": 1, "cache_source": "warm"}})
-        self.wfile.write(b"data: [DONE]\n\n")
+        self._write("data: [DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _call(self) -> None:
+        """It thinks, and then has two functions called at once, as llama-server streams them."""
+        self._delta({"role": "assistant", "content": None})
+        self._delta({"reasoning_content": "The weather, "})
+        self.go_on.wait(10)
+        self._delta({"reasoning_content": "and the time."})
+        for index, name in enumerate(("weather", "time")):
+            started = {"index": index, "id": f"call-{index}", "type": "function"}
+            self._delta({"tool_calls": [started | {"function": {"name": name, "arguments": "{"}}]})
+        for index, piece in ((0, '"city": '), (1, "}"), (0, '"Rome"}')):
+            self._delta({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}], "timings": {"prompt_n": 1}})
+        self._write("data: [DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _delta(self, delta: object) -> None:
+        self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
     def _event(self, content: object) -> None:
-        self.wfile.write(f"data: {json.dumps(content)}\n\n".encode())
+        self._write(f"data: {json.dumps(content)}")
+
+    def _write(self, line: str) -> None:
+        data = f"{line}\n\n".encode()
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
 
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     Double.fault = ""
     Double.asked.clear()
+    Double.go_on.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), Double) as server:
         threading.Thread(target=server.serve_forever).start()
         with Engine(url=f"127.0.0.1:{server.server_port}") as engine:
@@ -94,6 +125,7 @@ def test_answer_has_text_and_what_it_cost(engine: Engine) -> None:
     for answer in (engine.generate("x", user="alice"), engine.chat([{"role": "user", "content": "x"}], temperature=1)):
         assert answer.text == "Hellö" and answer.ttft_ms > 0
         assert (answer.reuse_ratio, answer.source, answer.tokens_evaluated) == (0.75, "warm", 1)
+        assert (answer.reasoning, answer.tool_calls, answer.finish_reason) == ("", [], "length")
     (_, completion), (_, chat) = Double.asked
     assert completion["llama_user_id"] == "alice" and completion["n_predict"] == 256
     assert chat["temperature"] == 1 and "llama_user_id" not in chat
@@ -103,6 +135,19 @@ def test_stream_gives_pieces_and_then_the_whole(engine: Engine) -> None:
     stream = engine.chat_stream([{"role": "user", "content": "x"}])
     assert list(stream) == ["Hel", "lö"] and stream.answer and stream.answer.text == "Hellö"
     assert stream.wait() == stream.answer
+
+
+def test_answer_that_calls_has_its_calls_and_what_it_thought(engine: Engine) -> None:
+    Double.fault = "calls"
+    threading.Timer(0.5, Double.go_on.set).start()
+    answer = engine.chat([{"role": "user", "content": "x"}], tools=[])
+    assert (answer.text, answer.reasoning) == ("", "The weather, and the time.")
+    assert answer.tool_calls == [
+        {"id": "call-0", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}},
+        {"id": "call-1", "type": "function", "function": {"name": "time", "arguments": "{}"}},
+    ]
+    assert answer.finish_reason == "tool_calls"
+    assert answer.ttft_ms < 400, "its first token was one of reasoning, half a second before the rest"
 
 
 def test_trouble_is_an_error_with_the_servers_own_words(engine: Engine) -> None:
@@ -129,8 +174,15 @@ def test_a_start_that_takes_long_is_told_of_once(
     monkeypatch.setattr(background, "start", lambda *_: started)
     monkeypatch.setattr(Engine, "_answers", lambda _: next(answers))
     monkeypatch.setattr("pyrun.engine.SILENT_SECONDS", 0.0)
+    monkeypatch.setattr("pyrun.engine.choose_served", lambda *_: Served("toy"))
     Engine(port=9, keep=True).close()
     assert capsys.readouterr().err.replace("\n", " ").count("launcher.log shows how far") == 1
+
+
+def test_a_server_with_another_model_is_not_joined(engine: Engine) -> None:
+    assert Engine("models/TOY.gguf", url=engine.url).model == "toy"
+    with pytest.raises(UserError, match="serves toy, not qwen"):
+        Engine("qwen", url=engine.url)
 
 
 def test_prompts_and_conversations_are_warmed_and_planned(engine: Engine) -> None:
