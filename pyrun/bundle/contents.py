@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ class Part:
     texts: tuple[Path, ...] = ()  # of the licence
 
 
+IMPORT = re.compile(r"""(?:from|import)\s*\(?\s*['"]([^'"./$][^'"]*)['"]""")
+PAGE_SOURCE = (".ts", ".js", ".svelte", ".css")
 # What is compiled into llama-server from upstream's vendor/, by its folder there.
 VENDORED = {
     "cpp-httplib": "MIT",
@@ -51,6 +55,17 @@ def upstream_parts(source: Path, commit: str) -> list[Part]:
     return parts
 
 
+def page_parts(source: Path) -> list[Part]:
+    """The packages of npm that the source of upstream's page imports. What those need in turn, they name themselves."""
+    page = source / "tools" / "ui"
+    locked = json.loads((page / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    files = [file for file in (page / "src").rglob("*") if file.suffix in PAGE_SOURCE and file.is_file()]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    imported = {"/".join(name.split("/")[: 1 + name.startswith("@")]) for name in IMPORT.findall(text)}
+    entries = {name: locked[f"node_modules/{name}"] for name in sorted(imported) if f"node_modules/{name}" in locked}
+    return [Part(f"{name} (in the page)", one["version"], one.get("license", "")) for name, one in entries.items()]
+
+
 def library_part(path: Path, name: str) -> Part:
     """`path` is where it was taken from; its name there has the version."""
     package, licence = LIBRARIES.get(name, (name.partition(".so")[0], "as your distribution says"))
@@ -79,6 +94,7 @@ def write_contents(folder: Path, parts: list[Part], manifest: Manifest) -> None:
         "",
         *(line.rstrip() for line in console.columns(rows)),
         "",
-        "The texts of the licences are in licences/.",
+        "The texts of the licences are in licences/, but for those that ask for no copy (public domain, Unlicense,",
+        "MIT-0) and those of the page's packages, and of what these need: npm has them, by name and version.",
     ]
     (folder / "CONTENTS.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

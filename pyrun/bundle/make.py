@@ -15,7 +15,7 @@ from pathlib import Path
 from pyrun import console
 from pyrun.build.builder import TARGETS, BuildRequest, build, has_web_ui
 from pyrun.build.toolchain import find_toolchain
-from pyrun.bundle.contents import Part, library_part, upstream_parts, write_contents
+from pyrun.bundle.contents import Part, library_part, page_parts, upstream_parts, write_contents
 from pyrun.bundle.libraries import FALLBACKS, Needs, find_library, looks_beside, read_needs, strip
 from pyrun.bundle.manifest import Manifest, write_manifest
 from pyrun.bundle.packages import copy_packages
@@ -97,6 +97,7 @@ def _fill(home: Home, wanted: Wanted, built: Path, web_ui: bool, folder: Path) -
     parts = [
         *packages[:1],
         *upstream_parts(home.source, commit),
+        *(page_parts(home.source) if web_ui else ()),
         *libraries,
         *packages[1:],
     ]
@@ -105,7 +106,9 @@ def _fill(home: Home, wanted: Wanted, built: Path, web_ui: bool, folder: Path) -
         there = folder / "models" / "built-in" / model.name
         there.parent.mkdir(parents=True)
         shutil.copyfile(model, there)
-        parts.append(Part(model.stem, MODEL_VERSION, "Apache-2.0"))
+        # The licence has one text, and a package that comes along has it, too.
+        texts = tuple(text for part in packages if part.name == "requests" for text in part.texts)
+        parts.append(Part(model.stem, MODEL_VERSION, "Apache-2.0", tuple(t for t in texts if t.name == "LICENSE")))
     write_contents(folder, parts, manifest)
     launcher = LAUNCHER.read_text(encoding="utf-8").replace("@OLDEST_PYTHON@", ", ".join(map(str, oldest)))
     (folder / "llama-run").write_text(launcher.replace("@OLDEST@", manifest.python), encoding="utf-8")

@@ -19,6 +19,7 @@ from helpers import ROOT, free_port
 from pyrun import _kernels
 from pyrun.build.builder import BuildResult
 from pyrun.bundle import make, start
+from pyrun.bundle.contents import page_parts
 from pyrun.bundle.libraries import Needs, read_needs
 from pyrun.bundle.make import Made, Wanted, make_bundle
 from pyrun.bundle.manifest import Manifest, write_manifest
@@ -208,6 +209,21 @@ def test_bundle_brings_what_it_needs_and_says_what_that_is(made: Made, unpacked:
     assert json.loads((unpacked / "python" / BUNDLE_FILE).read_text())["backends"] == ["cpu"]
 
 
+def test_packages_that_the_page_is_made_of_are_listed(tmp_path: Path) -> None:
+    page = tmp_path / "tools" / "ui"
+    (page / "src" / "lib").mkdir(parents=True)
+    (page / "src" / "lib" / "a.svelte").write_text(
+        "import x from '@a/b/deep';\nimport './own'; import y from '$lib/z';"
+    )
+    entries = {
+        "node_modules/@a/b": {"version": "1.2", "license": "MIT"},
+        "node_modules/eslint": {"version": "9", "license": "MIT"},
+    }
+    (page / "package-lock.json").write_text(json.dumps({"packages": entries}))
+    found = [(part.name, part.version, part.licence) for part in page_parts(tmp_path)]
+    assert found == [("@a/b (in the page)", "1.2", "MIT")]
+
+
 def test_unpacked_bundle_runs_and_keeps_what_it_makes_elsewhere(made: Made, unpacked: Path, tmp_path: Path) -> None:
     said = run(unpacked, "--version")
     assert said.stdout == f"llama-run, version {made.manifest.version}\n", said.stderr
@@ -232,6 +248,20 @@ def test_what_a_bundle_cannot_do_is_said(unpacked: Path) -> None:
     assert served.returncode == 1 and "vulkan" in served.stderr and "Traceback" not in served.stderr, served.stderr
 
 
+def test_bundle_says_where_a_model_goes_and_not_how_to_download_one(unpacked: Path) -> None:
+    models = f"{unpacked.parent}/home/.local/share/llama-run/models"
+    for words in (("--server", "qwen"), ("--server", "--dry-run"), ("--server", "--all"), ("--list-models",)):
+        said = run(unpacked, *words).stderr
+        assert models in said and "--download" not in said, said
+
+
+def test_python_of_a_bundle_may_lie_in_any_folder(unpacked: Path, tmp_path: Path) -> None:
+    python = tmp_path / "a folder" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    assert run(unpacked, "--version", LLAMA_RUN_PYTHON=str(python)).returncode == 0
+
+
 def test_home_that_cannot_be_written_to_is_one_error(unpacked: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(gguf_bytes())
@@ -240,6 +270,10 @@ def test_home_that_cannot_be_written_to_is_one_error(unpacked: Path, tmp_path: P
     assert "/proc/nowhere/.local/state/llama-run/kv-cache cannot hold the cache" in served.stderr
 
 
-def test_bundle_without_a_python_says_which_one_it_needs(made: Made, unpacked: Path) -> None:
+def test_bundle_without_a_python_says_which_one_it_needs(made: Made, unpacked: Path, tmp_path: Path) -> None:
     said = run(unpacked, "--version", LLAMA_RUN_PYTHON="false")
+    wrong = f"LLAMA_RUN_PYTHON is false, which is no Python {made.manifest.python} or newer"
+    assert said.returncode == 1 and wrong in said.stderr
+    (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
+    said = run(unpacked, "--version", LLAMA_RUN_PYTHON="", PATH=str(tmp_path))
     assert said.returncode == 1 and f"Python {made.manifest.python} or newer was not found" in said.stderr

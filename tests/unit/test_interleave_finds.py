@@ -17,7 +17,7 @@ FOUND_AS = {"wrong": "wrong", "shared": "broken", "kept": "broken", "dies": "bro
 @pytest.fixture
 def fake(tmp_path: Path) -> Path:
     program = tmp_path / "llama-server"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests/fakes/fake_cache_server.py"} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "tests/fakes/fake_cache_server.py"}" "$@"\n')
     program.chmod(0o755)
     return program
 

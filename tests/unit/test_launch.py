@@ -59,7 +59,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     """launch(FLAG, ..., variable=value): in a clone with one model and a server that is built, as far as one looks."""
     server = tmp_path / "llama.cpp" / "build" / "cpu" / "bin" / "llama-server"
     server.parent.mkdir(parents=True)
-    server.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} --journal {tmp_path}/journal "$@"\n')
+    server.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" --journal "{tmp_path}/journal" "$@"\n')
     server.chmod(0o755)
     (server.parents[1] / "llama-run-build.json").write_text("{}")
     shutil.copy(ROOT / "llama.cpp" / "upstream.toml", tmp_path / "llama.cpp")
