@@ -19,8 +19,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.records import Limits, ReadingBeside
 from benchmarks.stats import summarise
 from pyrun import console
@@ -115,6 +113,8 @@ def scratch_file(folder: Path, size: int) -> Iterator[Path]:
 
 
 def _fill(fd: int, size: int) -> None:
+    import numpy as np  # plotting brings it, and only this needs it
+
     noise = np.frombuffer(os.urandom(CHUNK), dtype=np.uint64)
     for _ in range(max(1, size // CHUNK)):
         left = memoryview((noise ^ np.frombuffer(os.urandom(8), dtype=np.uint64)).tobytes())

@@ -13,7 +13,7 @@ EXTRAS = {
     "build": ("cmake", "ninja"),
     "download": ("huggingface_hub", "httpx2"),
     "connect": ("tomlkit", "ruamel"),
-    "plot": ("matplotlib",),
+    "plot": ("matplotlib", "numpy"),
     "tools": ("mcp", "mcp_types", "anyio", "jsonschema", "referencing", "openai", "anthropic"),
     "chat": ("prompt_toolkit",),
     "power": ("jeepney",),
