@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -14,6 +15,10 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+# A model's own table may hold these, and they count more than those of [server].
+OF_MODEL = ("backend", "host", "port", "ctx", "cache-ssd", "no-cache-ssd", "warm", "noauto", "arguments")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -39,6 +44,19 @@ def table_of(settings: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise UserError(f"{path}: {name} is no table", f"write it as [{name}]")
     return table
+
+
+def tables_of_models(settings: dict[str, Any], path: Path, model: str | None = None) -> dict[str, dict[str, Any]]:
+    """The tables [models.NAME] by NAME, or those that are meant for one model: the one that counts most is last."""
+    found = {}
+    for name, table in table_of(settings, "models", path).items():
+        where = f"{path}: [models.{name}]"
+        if not isinstance(table, dict):
+            raise UserError(f"{where} is no table", f'write it as [models."{name}"]')
+        check_names(table, OF_MODEL, where)
+        if model is None or fnmatch.fnmatchcase(model.lower(), name.lower()):
+            found[name] = table
+    return found
 
 
 def take(table: dict[str, Any], name: str, kind: type, where: str, default: Any = None) -> Any:

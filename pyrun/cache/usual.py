@@ -8,7 +8,7 @@ from pathlib import Path
 from pyrun.home import Home
 from pyrun.server.command import CACHE_FLAG, CACHE_VARIABLE, SHARED_FLAG
 from pyrun.server.words import value_of
-from pyrun.settings import path_of, read_settings, read_table, table_of, take, words_of
+from pyrun.settings import path_of, read_settings, read_table, table_of, tables_of_models, take, words_of
 
 
 def usual_cache(home: Home, environment: Mapping[str, str]) -> Path:
@@ -27,7 +27,7 @@ def named_caches(home: Home, *flags: str) -> list[Path]:
     file = home.settings
     settings = read_settings(file)
     tables = {"[server]": table_of(settings, "server", file)}
-    tables |= {f"[models.{name}]": table for name, table in table_of(settings, "models", file).items()}
+    tables |= {f"[models.{name}]": table for name, table in tables_of_models(settings, file).items()}
     found: dict[Path, None] = {}
     for name, table in tables.items():
         for flag in flags or (CACHE_FLAG, SHARED_FLAG):

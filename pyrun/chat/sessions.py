@@ -181,7 +181,7 @@ class Sessions:
         with self.memory.reading() as database:
             rows = database.execute(
                 "SELECT message FROM session_messages JOIN sessions ON sessions.id = session WHERE user = ? "
-                "AND json_extract(message, '$.role') = 'user' ORDER BY at DESC, seq DESC LIMIT ?",
+                "AND json_extract(message, '$.role') = 'user' ORDER BY at DESC, session DESC, seq DESC LIMIT ?",
                 (self._user(), limit),
             ).fetchall()
         return [str(json.loads(row[0])["content"]) for row in reversed(rows)]

@@ -21,13 +21,12 @@ from pyrun.cli.defaults import (
     command_defaults,
     default_of,
     keys_of,
-    model_tables,
     root_defaults,
     root_keys,
 )
 from pyrun.home import Home, find_home
 from pyrun.server.words import without_secrets
-from pyrun.settings import read_settings, table_of
+from pyrun.settings import read_settings, table_of, tables_of_models
 
 OWN_READERS = ("tools",)  # its rules are added to those of the flags, and docs/tools.md tells of it
 
@@ -82,11 +81,8 @@ def shown_settings(root: click.Command, home: Home, environment: dict[str, str])
             yield _shown(table, name, key, content, environment, path)
         for name in SERVER_ONLY if table == "server" else ():
             yield Shown(table, name, *((_hidden(content[name]), path.name) if name in content else (None, "not set")))
-    for table in table_of(settings, "models", path):
-        # A name that is its own pattern is found by it; a pattern is looked at as any other.
-        for name, content in model_tables(settings, path, table):
-            if name == table:
-                yield from (_set(f"models.{name}", key, value, environment, path) for key, value in content.items())
+    for name, content in tables_of_models(settings, path).items():
+        yield from (_set(f"models.{name}", key, value, environment, path) for key, value in content.items())
     for name in settings:
         if name in ROOT_TABLES or name == "models":
             continue

@@ -7,8 +7,7 @@ their own, and so has each model.
 from __future__ import annotations
 
 import difflib
-import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import click
 
 from pyrun.errors import UserError
-from pyrun.settings import check_names, path_of, table_of, take, words_of
+from pyrun.settings import check_names, path_of, table_of, tables_of_models, take, words_of
 
 # Of the flags of llama-run itself, these are settings; the others say what to do now.
 ROOT_TABLES = {
@@ -42,8 +41,6 @@ SERVER_ONLY = {
     "model": "The model to serve where --server names none.",
     "arguments": 'What goes to llama-server, as behind `--`: ["--temp", "0.2"].',
 }
-# A model's own table may hold these, and they count more than those of [server].
-OF_MODEL = ("backend", "host", "port", "ctx", "cache-ssd", "no-cache-ssd", "warm", "noauto", "arguments")
 # Nobody wants these to happen every time.
 NEVER = ("yes", "all", "clean", "export-patches", "into", "reset", "repair", "remove")
 # Some tables hold more than flags, and have a reader of their own.
@@ -122,17 +119,6 @@ def command_defaults(command: click.Command, table: dict[str, Any], where: str, 
     return defaults
 
 
-def model_tables(settings: dict[str, Any], path: Path, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tables [models.NAME] that are meant for a model, the one that counts most last."""
-    for name, table in table_of(settings, "models", path).items():
-        where = f"{path}: [models.{name}]"
-        if not isinstance(table, dict):
-            raise UserError(f"{where} is no table", f'write it as [models."{name}"]')
-        check_names(table, OF_MODEL, where)
-        if fnmatch.fnmatchcase(model.lower(), name.lower()):
-            yield name, table
-
-
 def model_defaults(
     root: click.Command, settings: dict[str, Any], path: Path, model: str, given: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:
@@ -140,7 +126,7 @@ def model_defaults(
     keys = root_keys(root, "server")
     values: dict[str, Any] = {}
     words: list[str] = []
-    for name, table in model_tables(settings, path, model):
+    for name, table in tables_of_models(settings, path, model).items():
         where = f"{path}: [models.{name}]"
         values |= _values(keys, table, where, path, given)
         words += words_of(table, where)

@@ -148,7 +148,7 @@ def forget_command(
         else:
             n = own.forget_all()
     if n == 0:
-        raise UserError("there was nothing to forget", "`llama-run memory show` lists what is remembered")
+        raise UserError("there was nothing left to forget", "`llama-run memory show` lists what is remembered")
     console.say(f"forgotten: {n}")
 
 
@@ -232,9 +232,10 @@ def _print_stats(stats: dict[str, Any]) -> None:
 def _repair(place: Path) -> None:
     done = repair(place)
     for problem in done.problems:
-        console.say(f"was wrong: {problem}")
+        console.say(f"was wrong: {console.printable(problem)}")
     if done.kept:
-        console.say(f"{done.n_saved} entries were saved; the broken file is {done.kept}")
+        left_out = f", {done.n_left_out} rows made no sense and were left out" if done.n_left_out else ""
+        console.say(f"{done.n_saved} entries were saved{left_out}; the broken file is {done.kept}")
     elif done.problems:
         console.say("the index of words was made anew; nothing is lost")
 

@@ -187,7 +187,7 @@ class UserMemory:
             )
             gone = [row[0] for row in chats.fetchall()]
             self.memory.remove_sessions(gone)
-        if ids or gone:
+        if user:  # also if nothing is left to remove: whoever did that may have been interrupted here
             self.memory.erase_removed(user)
         return len(ids) + len(gone)
 

@@ -18,6 +18,8 @@ from pyrun.memory.store import COLUMNS, FILE, DamagedError, Entry, Memory
 
 AT_ONCE = 1024
 MAX_FAILURES = 20_000  # reads that fail, before the rest is given up
+MAX_ID = (1 << 63) - 1
+TABLES = ("users", "entries", "sessions", "session_messages")  # that hold texts
 OTHERS = ("-wal", "-shm")
 
 
@@ -25,6 +27,7 @@ OTHERS = ("-wal", "-shm")
 class Repaired:
     problems: list[str] = field(default_factory=list)
     n_saved: int = 0  # entries in a file that had to be made anew
+    n_left_out: int = 0  # rows of any table that could be read, but that the new file does not take
     kept: Path | None = None  # where the broken one is
 
 
@@ -34,6 +37,9 @@ def check(memory: Memory) -> list[str]:
         with memory.reading() as database:
             problems = [row[0] for row in database.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
             users = memory.users()
+            for table in TABLES:  # SQLite does not look whether a text is one
+                for _ in database.execute(f"SELECT * FROM {table}"):
+                    pass
         return problems + [problem for user in users for problem in _check_index(memory, user)]
     except DamagedError as error:
         return [error.problem]
@@ -64,7 +70,7 @@ def repair(folder: Path) -> Repaired:
     except DamagedError as error:  # it is more than the indexes
         done.problems = done.problems or [error.problem]
     done.kept = _set_aside(folder)
-    done.n_saved = _salvage(done.kept, folder)
+    _salvage(done.kept, folder, done)
     return done
 
 
@@ -88,18 +94,23 @@ def _set_aside(folder: Path) -> Path:
     return kept
 
 
-def _salvage(broken: Path, folder: Path) -> int:
-    n_saved = 0
+def _salvage(broken: Path, folder: Path, done: Repaired) -> None:
     with Memory(folder) as memory, closing(sqlite3.connect(broken)) as old:
-        users = dict(_rows(old, "SELECT id, key FROM users"))
+        old.text_factory = lambda data: data.decode("utf-8", "replace")
+        _rows(old, "PRAGMA writable_schema = ON")  # a table that is not understood hides no other
+        users = dict(_rows(old, "SELECT id, key FROM users WHERE key IS NOT NULL"))
         for rows in _entries(old):
             with memory.writing():
                 for *values, user, key in rows:
-                    if user in users and isinstance(key, bytes):
-                        n_saved += memory.insert(memory.ensure_user(users[user]), Entry(*values), key)
+                    if user not in users or not isinstance(key, bytes):
+                        done.n_left_out += 1
+                        continue
+                    try:
+                        done.n_saved += memory.insert(memory.ensure_user(users[user]), Entry(*values), key)
+                    except sqlite3.IntegrityError:
+                        done.n_left_out += 1
         _salvage_gone(old, memory, users)
-        _salvage_sessions(old, memory, users)
-    return n_saved
+        _salvage_sessions(old, memory, users, done)
 
 
 def _salvage_gone(old: sqlite3.Connection, memory: Memory, users: dict[int, str]) -> None:
@@ -111,50 +122,56 @@ def _salvage_gone(old: sqlite3.Connection, memory: Memory, users: dict[int, str]
                 database.execute("INSERT OR IGNORE INTO gone(user, key, at) VALUES (?, ?, ?)", (owner, *values))
 
 
-def _salvage_sessions(old: sqlite3.Connection, memory: Memory, users: dict[int, str]) -> None:
-    """Each session up to the first of its messages that cannot be read."""
+def _salvage_sessions(old: sqlite3.Connection, memory: Memory, users: dict[int, str], done: Repaired) -> None:
+    """Each session up to the first of its messages that cannot be read or makes no sense."""
     sessions = _rows(old, "SELECT id, user, name, title, tools, archived, created, used FROM sessions")
     for number, user, *values in sessions:
-        if user not in users:
-            continue
         rows = _rows(
             old,
             "SELECT seq, message, n_tokens, at, about FROM session_messages WHERE session = ? ORDER BY seq",
             number,
         )
-        with memory.writing() as database:
+        n_left = 1 + len(rows)
+        with memory.writing() as database, suppress(sqlite3.IntegrityError, KeyError):
             new = database.execute(
                 "INSERT INTO sessions(user, name, title, tools, archived, created, used) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (memory.ensure_user(users[user]), *values),
             ).lastrowid
-            database.executemany(
-                "INSERT INTO session_messages(session, seq, message, n_tokens, at, about) VALUES (?, ?, ?, ?, ?, ?)",
-                [(new, *row) for row in rows],
-            )
+            n_left -= 1
+            for row in rows:
+                database.execute(
+                    "INSERT INTO session_messages(session, seq, message, n_tokens, at, about) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    (new, *row),
+                )
+                n_left -= 1
+        done.n_left_out += n_left
 
 
 def _rows(old: sqlite3.Connection, query: str, *values: object) -> list[tuple[Any, ...]]:
     """Up to the first that cannot be read; none if there is no such table."""
     rows: list[tuple[Any, ...]] = []
-    with suppress(sqlite3.DatabaseError):
+    with suppress(sqlite3.DatabaseError, UnicodeDecodeError):
         rows.extend(old.execute(query, values))
     return rows
 
 
 def _entries(old: sqlite3.Connection) -> Iterator[list[tuple[Any, ...]]]:
-    """Those that can be read: where a range of them fails, its halves are tried."""
-    counters = ("SELECT seq FROM sqlite_sequence WHERE name = 'entries'", "SELECT max(id) FROM entries")
-    last = max((number for counter in counters for (number,) in _rows(old, counter) if number), default=0)
-    query = f"SELECT {COLUMNS}, user, key FROM entries NOT INDEXED WHERE id >= ? AND id < ?"
+    """Those that can be read, some at once: where a range of numbers fails, its halves are tried."""
+    query = f"SELECT {COLUMNS}, user, key FROM entries NOT INDEXED WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
+    ranges = [(0, MAX_ID)]
     failures = 0
-    for start in range(0, last + 1, AT_ONCE):
-        ranges = [(start, start + AT_ONCE)]
-        while ranges and failures < MAX_FAILURES:
-            begin, end = ranges.pop()
-            try:
-                yield old.execute(query, (begin, end)).fetchall()
-            except sqlite3.DatabaseError:
-                failures += 1
-                if end - begin > 1:
-                    middle = (begin + end) // 2
-                    ranges += [(middle, end), (begin, middle)]
+    while ranges and failures < MAX_FAILURES:
+        begin, end = ranges.pop()
+        try:
+            rows = old.execute(query, (begin, end, AT_ONCE)).fetchall()
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
+            failures += 1
+            if begin < end:
+                middle = (begin + end) // 2
+                ranges += [(middle + 1, end), (begin, middle)]
+            continue
+        yield rows
+        last = max((number for *_, number, _user, _key in rows), default=end)
+        if len(rows) == AT_ONCE and last < end:
+            ranges.append((last + 1, end))

@@ -101,8 +101,14 @@ def migrate(database: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS
         database.execute(f"PRAGMA user_version = {len(migrations)}")
         database.execute("COMMIT")
     except BaseException:
-        database.execute("ROLLBACK")
+        rollback(database)
         raise
+
+
+def rollback(database: sqlite3.Connection) -> None:
+    """SQLite does it itself where a disk is full or fails; asked again, it would hide why."""
+    if database.in_transaction:
+        database.execute("ROLLBACK")
 
 
 def version_of(database: sqlite3.Connection) -> int:

@@ -14,7 +14,7 @@ from types import TracebackType
 from pyrun._kernels import user_key
 from pyrun.errors import UserError
 from pyrun.folder_lock import alone_in
-from pyrun.memory.schema import migrate, statements, user_index, words_table
+from pyrun.memory.schema import migrate, rollback, statements, user_index, words_table
 from pyrun.memory.spool import SPOOL
 
 FILE = "memory.db"
@@ -25,14 +25,26 @@ MERGED_AT_ONCE = 1000  # pages of an index in one transaction, for which others 
 BUSY_SECONDS = 60  # for which we wait for others
 REMEMBERED_MS = 365 * 86_400_000  # how long it is known that something was removed, and must not come back
 REPAIR = "`llama-run memory stats --repair` saves what can be read"
+MAX_PROBLEM = 300  # characters of what SQLite says: it may quote a whole text
+# SQLite's codes for what is no fault of the file, with the words for them: before Python 3.11 an error has no code.
+NOT_DAMAGE = {
+    3: "access permission denied",
+    5: "database is locked",
+    6: "database table is locked",
+    8: "attempt to write a readonly database",
+    10: "disk I/O error",
+    13: "database or disk is full",
+    14: "unable to open database file",
+    15: "locking protocol",
+}
 
 
 class DamagedError(UserError):
     """The file itself is broken. One that is locked, newer than we are, or not ours to open is not."""
 
     def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path} is damaged: {problem}", REPAIR)
-        self.problem = problem
+        self.problem = problem[:MAX_PROBLEM]
+        super().__init__(f"{path} is damaged: {self.problem}", REPAIR)
 
 
 @dataclass(frozen=True)
@@ -87,9 +99,10 @@ class Memory:
     def _explained(self) -> Iterator[None]:
         try:
             yield
+        except UnicodeDecodeError as error:  # SQLite quotes a damaged schema
+            raise DamagedError(self.path, str(error)) from error
         except sqlite3.DatabaseError as error:
-            # All that is not the file's fault has a class of its own, below this one.
-            if type(error) is sqlite3.DatabaseError:
+            if is_damage(error):
                 raise DamagedError(self.path, str(error)) from error
             raise UserError(f"{self.path} cannot be used: {error}", "check the disk and who owns the file") from error
         except OSError as error:
@@ -103,7 +116,7 @@ class Memory:
             try:
                 yield self.database
             finally:
-                self.database.execute("ROLLBACK")
+                rollback(self.database)
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -112,11 +125,10 @@ class Memory:
             self.database.execute("BEGIN IMMEDIATE")
             try:
                 yield self.database
+                self.database.execute("COMMIT")
             except BaseException:
-                if self.database.in_transaction:
-                    self.database.execute("ROLLBACK")
+                rollback(self.database)
                 raise
-            self.database.execute("COMMIT")
 
     def find_user(self, key: str) -> int | None:
         row = self.database.execute("SELECT id FROM users WHERE key = ?", (key,)).fetchone()
@@ -229,7 +241,8 @@ class Memory:
 
     def erase_removed(self, user: int) -> None:
         """Takes what was removed out of the user's index of words, and off the disk. A removed word stands in the index
-        until all parts of that are merged into one, and in the log until that is emptied.
+        until all parts of that are merged into one, and in the log until that is emptied. Raises UserError where the
+        log cannot be emptied, because another program reads what was there before.
 
         FTS5's own secure-delete would be faster, but no SQLite before 3.42 opens the file any more after it.
         """
@@ -242,13 +255,28 @@ class Memory:
                 database.execute(f"INSERT INTO {words}({words}, rank) VALUES ('merge', ?)", (n_pages,))
             n_changes = self.database.total_changes - before
             n_pages = MERGED_AT_ONCE
-        self.shrink()
+        if not self.shrink():
+            raise UserError(
+                f"it is forgotten, but a copy stays in {self.path}-wal as long as another program reads the memory",
+                "end that program, and run this again",
+            )
 
-    def shrink(self) -> None:
-        """Gives free pages back to the disk."""
+    def shrink(self) -> bool:
+        """Gives free pages back to the disk, and empties the log: False if somebody still reads that."""
         with self._explained():
             self.database.execute("PRAGMA incremental_vacuum").fetchall()
-            self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            is_busy, _, _ = self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not is_busy
+
+
+def is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether it is the file that is broken. What only the caller or the machine did wrong is none of its faults."""
+    if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError) or "no such module" in str(error):
+        return False
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF not in NOT_DAMAGE  # the rest says more about the same
+    return not str(error).startswith(tuple(NOT_DAMAGE.values()))
 
 
 def key_of_user(user: str) -> str:

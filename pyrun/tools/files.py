@@ -262,8 +262,8 @@ class FileTools:
     def _below(self, prefix: str, folder: int, visit: Callable[[], None]) -> Iterator[tuple[str, str, int]]:
         """A folder is open while it and what is below it are visited, so no more are open at once than lie in one
         another. Each is opened within the one above it, which stays the one that was looked at."""
-        with os.scandir(folder) as entries:
-            found = sorted(entries, key=lambda entry: entry.name)
+        with os.scandir(folder) as entries:  # one more than may be visited, so that it is told if there are more
+            found = sorted(itertools.islice(entries, MAX_VISITED + 1), key=lambda entry: entry.name)
         folders = []
         for entry in found:
             visit()

@@ -9,10 +9,11 @@ from types import EllipsisType
 from typing import Any
 
 from pyrun.launch import module_command
-from pyrun.tools.tool import Call, Tool, ToolError, flag, number, text
+from pyrun.tools.tool import MAX_RESULT_CHARACTERS, Call, Tool, ToolError, flag, number, text
 
 MAX_CHARACTERS = 2_000_000
 VALIDATE_SECONDS = 30
+TOO_DEEP = "this JSON is nested too deeply"
 EVERY = ...  # a step to all values; it is no text, so that a name "*" is not taken for it
 STEP = re.compile(r"\.?([^.\[\]]+)|\[(-?\d+|\*)\]|\[\"((?:[^\"\\]|\\.)*)\"\]")
 
@@ -99,20 +100,35 @@ def query(call: Call) -> str:
             else:
                 following.append(_take(value, step, path))
         values = following
-    return json.dumps(values if EVERY in steps else values[0], ensure_ascii=False, indent=2)
+    return _written(values if EVERY in steps else values[0], 2)
 
 
 def format_json(call: Call) -> str:
     value = parsed(call.text("text"))
-    indent = call.number("indent", 2) or None
-    return json.dumps(value, ensure_ascii=False, indent=indent, sort_keys=call.flag("sort_keys"))
+    return _written(value, call.number("indent", 2) or None, sort_keys=call.flag("sort_keys"))
+
+
+def _written(value: Any, indent: int | None, *, sort_keys: bool = False) -> str:
+    """Written only as far as it is shown: deep values with wide margins would be thousands of times as long."""
+    parts: list[str] = []
+    room = MAX_RESULT_CHARACTERS
+    try:
+        for part in json.JSONEncoder(ensure_ascii=False, indent=indent, sort_keys=sort_keys).iterencode(value):
+            parts.append(part)
+            room -= len(part)
+            if room < 0:
+                end = "\n[cut: it is longer than a result may be; json_query takes a part of it]"
+                return "".join(parts)[: MAX_RESULT_CHARACTERS - len(end)] + end
+    except RecursionError as error:
+        raise ToolError(TOO_DEEP) from error
+    return "".join(parts)
 
 
 def parsed(source: str) -> Any:
     try:
         return json.loads(source, parse_constant=_refuse)
     except RecursionError as error:
-        raise ToolError("this JSON is nested too deeply") from error
+        raise ToolError(TOO_DEEP) from error
     except json.JSONDecodeError as error:
         raise ToolError(f"this is no JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
     except ValueError as error:

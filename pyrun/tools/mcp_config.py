@@ -46,21 +46,23 @@ def lacks_tools(url: str, key: str | None) -> bool:
     return not any(str(tool["tool"]).startswith(f"{NAME}_") for tool in tools)
 
 
-def tool_server(root: Path) -> dict[str, Any]:
-    """An entry of `mcpServers`. Everything else is in llama-run.toml, which the tool server reads itself."""
+def tool_server(root: Path, protect: Sequence[Path] = ()) -> dict[str, Any]:
+    """An entry of `mcpServers`. Everything else is in llama-run.toml, which the tool server reads itself. `protect` is
+    what the flags of this server name, which that does not know."""
     command, *arguments = llama_run_command()
+    kept = [word for folder in protect for word in ("--protect", str(folder))]
     return {
         "command": command,
-        "args": [*arguments, "tools", "--root", str(root)],
+        "args": [*arguments, "tools", "--root", str(root), *kept],
         "timeout_ms": TIMEOUT_MS,
     }
 
 
-def write_config(path: Path, root: Path) -> None:
+def write_config(path: Path, root: Path, protect: Sequence[Path] = ()) -> None:
     """It decides what is run, so it is its owner's alone."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}")
     handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump({"mcpServers": {NAME: tool_server(root)}}, file, indent=2)
+        json.dump({"mcpServers": {NAME: tool_server(root, protect)}}, file, indent=2)
     unfinished.replace(path)

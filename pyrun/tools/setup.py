@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyrun.cache.usual import named_caches, usual_cache
+from pyrun.cache.usual import named_caches
 from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.memory.limit import memory_limit
 from pyrun.providers.known import Provider, load_providers
 from pyrun.settings import check_names, read_table, take
+from pyrun.tools.kept import FOLDERS, kept_folders
 
 KNOWN = ("root", "user", "allow", "commands", "include")
 
@@ -49,8 +50,9 @@ def load_setup(
     user: str | None = None,
     allow: Sequence[str] = (),
     commands: bool = False,
+    protect: Sequence[Path] = (),
 ) -> Setup:
-    """Flags count more than the file; rules of both count."""
+    """Flags count more than the file; rules of both count. `protect` is what a running server keeps things in."""
     where = f"{home.settings}: [tools]"
     table = read_table(home.settings, "tools")
     check_names(table, KNOWN, where)
@@ -68,10 +70,12 @@ def load_setup(
         include=_included(take(table, "include", dict, where, {}), where),
         providers=load_providers(home.settings, environment, home.keys),
         protected=(
+            home.memory,
             folder,
             home.kv_cache,
-            usual_cache(home, environment),
-            *named_caches(home),
+            *named_caches(home, *FOLDERS),
+            *kept_folders((), environment),
+            *protect,
             home.logs,
             home.settings,
             home.keys,

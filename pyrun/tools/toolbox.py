@@ -79,20 +79,27 @@ class Toolbox:
         return ToolError(why)
 
     def make(self, pending: Pending) -> str:
-        """Makes the call. The log knows of a change before it is made, and of every end that the call comes to."""
-        name, arguments = pending.tool.name, pending.call.arguments
+        """Makes the call. The log knows of a change before it is made, and of every end that the call comes to. Raises
+        OSError where a change cannot be written down before; what was done is told, whether that can be or not."""
         if pending.tool.changes:
-            self.audit.write(name, arguments, "started", 0)
+            self.audit.write(pending.tool.name, pending.call.arguments, "started", 0)
         begin = time.monotonic()
         try:
             result = shortened(pending.tool.run(pending.call)).encode("utf-8", "replace").decode("utf-8")
         except BaseException as error:
-            self.audit.write(name, arguments, "failed", time.monotonic() - begin, _told(error))
+            note = self._write_end(pending, "failed", begin, _told(error))
             if not isinstance(error, Exception):
                 raise  # somebody ends the program
-            raise ToolError(_told(error)) from error
-        self.audit.write(name, arguments, "done", time.monotonic() - begin)
-        return result
+            raise ToolError(_told(error) + note) from error
+        return result + self._write_end(pending, "done", begin)
+
+    def _write_end(self, pending: Pending, outcome: str, begin: float, detail: str = "") -> str:
+        """What the result has to say about it."""
+        try:
+            self.audit.write(pending.tool.name, pending.call.arguments, outcome, time.monotonic() - begin, detail)
+        except OSError as error:
+            return f"\n[the call was made, but {self.audit.path} does not say how it ended: {error.strerror or error}]"
+        return ""
 
 
 def _check_arguments(tool: Tool, arguments: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -245,6 +246,39 @@ def test_an_index_that_is_merged_in_many_steps_has_nothing_of_what_was_forgotten
     assert check(memory) == []
 
 
+def test_while_another_program_reads_what_was_forgotten_is_said_to_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "BUSY_SECONDS", 0.1)
+    with Memory(tmp_path) as memory:
+        own = UserMemory(memory, "")
+        own.set_fact("jukebox", "quagmire")
+        with closing(sqlite3.connect(memory.path, isolation_level=None)) as other:
+            other.execute("BEGIN")
+            other.execute("SELECT * FROM entries").fetchall()
+            with pytest.raises(UserError, match=r"memory\.db-wal as long as another program reads") as told:
+                own.forget_fact("jukebox")
+            assert "run this again" in (told.value.hint or "")
+            assert own.facts() == []
+            assert b"quagmire" in on_disk(memory)
+        assert not own.forget_fact("jukebox"), "nothing is left to forget"
+        assert b"quagmire" not in on_disk(memory)
+
+
+def test_forgetting_that_was_interrupted_is_done_when_it_is_asked_for_again(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = UserMemory(memory, "")
+    own.set_fact("jukebox", "quagmire")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Memory, "erase_removed", Mock(side_effect=KeyboardInterrupt))
+        own.forget_fact("jukebox")
+    assert b"quagmire" in on_disk(memory)
+    assert not own.forget_fact("jukebox")
+    assert b"quagmire" not in on_disk(memory)
+    assert not UserMemory(memory, "nobody").forget_fact("jukebox")
+
+
 @pytest.mark.parametrize(("name", "value"), [("", "x"), ("x", " "), ("n" * 201, "x"), ("x", "y" * (1 << 20) + "z")])
 def test_facts_have_limits(name: str, value: str, memory: Memory) -> None:
     with pytest.raises(UserError):
@@ -378,6 +412,106 @@ def test_a_file_that_is_not_damaged_is_no_matter_for_repair(tmp_path: Path, monk
             assert list(folder.glob("*damaged*")) == []
     with Memory(locked) as memory:
         assert found_texts(UserMemory(memory, ""), "kept") == ["kept"]
+
+
+def change(path: Path, *statements: str) -> None:
+    """What a damaged disk might leave, without asking the memory."""
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA writable_schema = ON")
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM words_1_config",
+        "PRAGMA user_version = 0",
+        "DELETE FROM sqlite_master WHERE name = 'words_1'",
+        "UPDATE sqlite_master SET sql = CAST(x'63726561746520ff' AS TEXT) WHERE name = 'entries_by_age'",
+        "UPDATE sqlite_sequence SET seq = 1 << 60",
+        "UPDATE entries SET text = CAST(x'68656c6cff' AS TEXT) WHERE id = 7",
+    ],
+)
+def test_whatever_is_damaged_is_mended_and_can_be_forgotten(damage: str, tmp_path: Path) -> None:
+    with Memory(tmp_path) as memory:
+        archive(memory, [f"message {n}" for n in range(20)])
+        path = memory.path
+    change(path, damage)
+    if "sqlite_sequence" in damage:  # alone it harms nobody
+        break_index_of_entries(path)
+    done = repair(tmp_path)
+    assert done.problems != []
+    assert (done.kept is None, done.n_saved) in ((True, 0), (False, 20))
+    with Memory(tmp_path, max_bytes=1) as memory:
+        assert check(memory) == []
+        own = UserMemory(memory, "")
+        texts = [entry.text for entry in own.show()]
+        assert len(texts) == 20
+        assert "hell\ufffd" in texts if "68656c6cff" in damage else "message 6" in texts
+        assert own.forget_entry(own.show()[0].id) == 1
+        assert memory.prune() == 19
+
+
+def test_rows_that_make_no_sense_are_left_out_and_counted(tmp_path: Path) -> None:
+    with Memory(tmp_path) as memory:
+        archive(memory, [f"message {n}" for n in range(20)])
+        with memory.writing() as database:
+            for number in (1, 2):
+                database.execute("INSERT INTO sessions VALUES (?, 1, ?, '', '[]', 0, 1, 1)", (number, f"chat {number}"))
+                rows = [(number, seq) for seq in range(4)]
+                database.executemany("INSERT INTO session_messages VALUES (?, ?, '{}', 1, 1, '{}')", rows)
+        path = memory.path
+    change(
+        path,
+        "UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE type = 'table' AND sql NOT LIKE '%fts5%'",
+        "UPDATE sqlite_master SET sql = replace(sql, ' UNIQUE', ''), type = 'table' WHERE name = 'sessions'",
+        "DELETE FROM sqlite_master WHERE name LIKE 'sqlite_autoindex_sessions%'",
+    )
+    change(
+        path,
+        "UPDATE entries SET text = NULL WHERE id = 3",
+        "UPDATE entries SET key = NULL WHERE id = 4",
+        "UPDATE entries SET user = 99 WHERE id = 5",
+        "UPDATE session_messages SET message = NULL WHERE session = 1 AND seq = 2",
+        "UPDATE sessions SET name = 'chat 1'",
+    )
+    break_index_of_entries(path)
+    done = repair(tmp_path)
+    # Of the sessions: the third and fourth message of one, and the other, which has the same name.
+    assert (done.n_saved, done.n_left_out) == (17, 3 + 2 + 5)
+    with Memory(tmp_path) as memory:
+        assert check(memory) == []
+        assert UserMemory(memory, "").counts()["message"] == 17
+        assert memory.database.execute("SELECT seq FROM session_messages").fetchall() == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("text", "damaged"),
+    [
+        *((text, False) for text in store.NOT_DAMAGE.values()),
+        ("no such module: fts5", False),
+        ("database disk image is malformed", True),
+        ("no such table: words_1", True),
+        ("Could not decode to UTF-8 column 'text'", True),
+    ],
+)
+def test_damage_is_known_by_its_words_where_errors_have_no_code(text: str, damaged: bool) -> None:
+    error = sqlite3.OperationalError(text)
+    assert not hasattr(error, "sqlite_errorcode")
+    assert store.is_damage(error) is damaged
+
+
+def test_a_full_disk_is_no_damage(tmp_path: Path) -> None:
+    with Memory(tmp_path) as memory:
+        own = UserMemory(memory, "")
+        own.set_fact("a", "b")
+        memory.database.execute(f"PRAGMA max_page_count = {memory.database.execute('PRAGMA page_count').fetchone()[0]}")
+        with pytest.raises(UserError, match="disk is full") as refused:
+            own.set_fact("c", "long " * 10_000)
+        assert not isinstance(refused.value, store.DamagedError)
+        assert [fact.text for fact in own.facts()] == ["a"]
 
 
 def break_index_of_entries(path: Path) -> None:

@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -284,6 +285,28 @@ def test_a_folder_that_becomes_a_link_during_a_walk_is_left_out(bench: Bench, mo
     monkeypatch.setattr(files_module, "_opened_within", plant)
     assert call(bench.box(), "search_text", text="secret") == "nothing was found"
     assert victim.is_symlink()
+
+
+def test_of_a_huge_folder_no_more_is_read_than_may_be_visited(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_module, "MAX_VISITED", 5)
+    for number in range(20):
+        (bench.work / f"{number}.txt").touch()
+    read: list[str] = []
+    scan = os.scandir
+
+    def one_by_one(entries: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
+        for entry in entries:
+            read.append(entry.name)
+            yield entry
+
+    @contextmanager
+    def counted(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scan(folder) as entries:
+            yield one_by_one(entries)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    assert "too many files" in refusal(bench.box(), "find_files", pattern="*")
+    assert len(read) == 6
 
 
 @pytest.mark.parametrize(("name", "arguments"), [("find_files", {"pattern": "*"}), ("search_text", {"text": "inside"})])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -15,9 +17,14 @@ import pytest
 from click.testing import CliRunner, Result
 from fakes.dialects import Reply
 from fakes.model_server import model_server
-from helpers import ROOT
+from fakes.models import gguf_bytes
+from helpers import ROOT, free_port
+from stores import make_clone
+from stores import run as run_command
 from tool_fixtures import Bench, call, refusal
 
+from pyrun.cli import router as router_commands
+from pyrun.cli import server as server_commands
 from pyrun.cli.main import cli
 from pyrun.errors import UserError
 from pyrun.extras import explain_import
@@ -29,6 +36,7 @@ from pyrun.tools import audit
 from pyrun.tools.mcp_config import check_local, tool_server
 from pyrun.tools.rules import read_rules
 from pyrun.tools.setup import load_setup
+from pyrun.tools.tool import MAX_RESULT_CHARACTERS
 
 
 def test_every_tool_of_the_promise_is_there_with_a_schema(bench: Bench) -> None:
@@ -157,6 +165,21 @@ def test_json_is_parsed_queried_formatted_and_validated(
 )
 def test_what_is_wrong_with_json_is_told(name: str, arguments: dict[str, Any], expected: str, bench: Bench) -> None:
     assert expected in refusal(bench.box(), name, **arguments)
+
+
+@pytest.mark.parametrize(("tool", "more"), [("json_format", {"indent": 8}), ("json_query", {"path": "$"})])
+def test_json_is_written_no_further_than_it_is_shown(tool: str, more: dict[str, Any], bench: Bench) -> None:
+    depth = 200
+    source = "[" * depth + ",".join(["1"] * 10_000) + "]" * depth  # with its margins, it would be 4 and 16 MB
+    tracemalloc.start()
+    try:
+        told = call(bench.box(), tool, text=source, **more)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert told.startswith("[\n  ") and told.endswith("json_query takes a part of it]")
+    assert len(told) <= MAX_RESULT_CHARACTERS
+    assert peak < 2_000_000
 
 
 def test_modules_in_the_current_folder_are_not_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,6 +358,29 @@ def test_a_call_that_cannot_be_written_down_is_not_made(bench: Bench) -> None:
     assert not (bench.work / "a").exists()
 
 
+@pytest.mark.parametrize(("tool", "outcome"), [("write_file", "is written"), ("read_file", "no such file")])
+def test_what_was_done_is_told_also_if_its_end_cannot_be_written_down(
+    tool: str, outcome: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that becomes full during the call."""
+    box = bench.box()
+    write = box.audit.write
+
+    def full(name: str, arguments: Any, outcome: str, seconds: float, detail: str = "") -> None:
+        if outcome != "started":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(name, arguments, outcome, seconds, detail)
+
+    monkeypatch.setattr(box.audit, "write", full)
+    if tool == "write_file":
+        told = call(box, tool, path="a", content="x")
+        assert (bench.work / "a").read_text() == "x"
+    else:
+        told = refusal(box, tool, path="missing")
+    assert outcome in told
+    assert told.endswith("does not say how it ended: No space left on device]") and "the call was made" in told
+
+
 def test_an_error_that_nobody_foresaw_is_a_result_and_is_written_down(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,6 +441,43 @@ def test_stored_state_is_out_of_reach_wherever_it_lies(tmp_path: Path) -> None:
     home = home_with(tmp_path, "[server]\ncache-ssd = 'one'\n[models.a]\narguments = ['--cache-ssd', '/two']\n")
     protected = load_setup(home, {"LLAMA_ARG_CACHE_SSD": "/three"}).protected
     assert {home.kv_cache, tmp_path / "one", Path("/two"), Path("/three")} <= set(protected)
+
+
+def test_what_left_chats_and_the_usual_memory_are_out_of_reach_as_well(tmp_path: Path) -> None:
+    home = home_with(tmp_path, "[server]\narguments = ['--context-spool', '/one', '--cache-ssd', '/two']\n")
+    variables = {"LLAMA_ARG_CONTEXT_SPOOL": "/three", "LLAMA_ARG_CACHE_SSD_SHARED": "/four", "LLAMA_ARG_CACHE_SSD": ""}
+    setup = load_setup(home, variables, memory=tmp_path / "other", protect=[Path("/five")])
+    named = {Path(name) for name in ("/one", "/two", "/three", "/four", "/five")}
+    assert named | {home.memory, tmp_path / "other"} <= set(setup.protected)
+    assert Path.cwd() not in setup.protected, "an empty variable names no folder"
+
+
+@pytest.mark.parametrize("which", ["one", "--all"])
+def test_folders_that_only_a_flag_of_the_server_names_are_out_of_reach_of_its_tools(
+    which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone, root = make_clone(tmp_path), tmp_path / "work"
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(clone))
+    (clone / "models").mkdir()
+    for name in ("one", "two"):
+        (clone / "models" / f"{name}.gguf").write_bytes(gguf_bytes({"llama.context_length": 8192}))
+    root.mkdir()
+    monkeypatch.chdir(root)
+    for module in (server_commands, router_commands):
+        for name in ("ensure_built", "supervise"):
+            monkeypatch.setattr(module, name, lambda *_, **__: None)
+    flags = ("--cache-ssd", "kv", "--cache-ssd-shared", "shared", "--port", str(free_port()), "--backend", "cpu")
+    typed = ("--", "--context_spool", "spool")
+    code, _, said = run_command(capsys, "--server", which, *flags, "--with-tools", *typed)
+    assert code == 0, said
+    entry = json.loads((clone / "memory" / "mcp-servers.json").read_text())["mcpServers"]["llama-run"]
+    words = entry["args"][entry["args"].index("tools") :]
+    for folder in ("kv", "shared", "spool"):
+        (root / folder).mkdir(exist_ok=True)
+        (root / folder / "secret.txt").write_text("the secret")
+        refused = CliRunner().invoke(cli, [*words, "call", "read_file", json.dumps({"path": f"{folder}/secret.txt"})])
+        assert "llama-run's own" in str(refused.exception)
+    assert CliRunner().invoke(cli, [*words, "call", "list_directory"]).exit_code == 0
 
 
 @pytest.mark.parametrize(
