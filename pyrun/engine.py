@@ -22,7 +22,7 @@ from urllib.parse import quote
 from pyrun import console
 from pyrun.errors import UserError
 from pyrun.server.address import Address
-from pyrun.server.ask import ask, direct
+from pyrun.server.ask import ask, asking, await_loaded, health
 from pyrun.server.served import choose_served, load
 from pyrun.server.usual import find_server, usual_server
 from pyrun.service import background
@@ -123,44 +123,42 @@ class Engine:
         """
         self._started: background.Started | None = None
         self._keep = keep
+        self._checks = url is not None  # a certificate is for the names that others call this machine by
         if url is not None:
             self.url, found = find_server(url)
         else:
             chosen = [] if port is None else ["--port", str(port)]
-            address, found = usual_server([*arguments, *chosen])
+            address, found = usual_server([*arguments, *chosen], model)
             self.url = address.url
         self.key = key if key is not None else found
-        if url is None and not self._answers():
-            self._start(model, address, arguments)
-            model = None  # it has no other
         try:
-            self._served = choose_served(self.url, self.key, model, "name one of them")
-        except UserError:
+            if url is None and health(self.url) is None:
+                self._start(model, address, arguments)
+            elif health(self.url) == 503:
+                await_loaded(self.url)
+            self._served = choose_served(self.url, self.key, model, "name one of them", verify=self._checks)
+        except BaseException:  # also Ctrl-C, while a first start compiles
             self.close()
             raise
 
-    def _answers(self) -> bool:
-        try:
-            ask(self.url, "/health", self.key, verify=False)
-        except UserError:
-            return False
-        return True
-
     def _start(self, model: str | None, address: Address, arguments: Sequence[str]) -> None:
+        """Where `llama-run start` has begun to, its server is waited for."""
         from pyrun.cli.background import own_command  # what it loads is not needed to join a server
         from pyrun.home import find_home
 
         logs = find_home().logs
         served = f"--server={model}" if model else "--server"
         command = [*own_command(), served, "--", *arguments, *address.words]
-        self._started = background.start(command, logs, address.port, self.url)
+        started = background.find(logs, address.port)
+        if started is None:
+            self._started = started = background.start(command, logs, address.port, self.url)
         asked, told = time.monotonic(), False
-        while not self._answers():
-            if self._started.process() is None:
-                raise UserError("the server did not start", f"{self._started.log} says why")
+        while health(self.url) != 200:
+            if started.process() is None:
+                raise UserError("the server did not start", f"{started.log} says why")
             if not told and time.monotonic() - asked > SILENT_SECONDS:
                 told = True
-                console.say(f"starting a server for {self.url}: {self._started.log} shows how far")
+                console.say(f"starting a server for {self.url}: {started.log} shows how far")
             time.sleep(POLL_SECONDS)
 
     @property
@@ -236,8 +234,9 @@ class Engine:
 
     def _ask(self, path: str, **how: Any) -> dict[str, Any]:
         """Asks about the cache of a model, which is there as long as the model is loaded."""
-        load(self.url, self.key, self._served)
-        return dict(ask(self.url, path, self.key, model=self._served.routed_name, **how))
+        if self._served.is_routed:
+            load(self.url, self.key, self._served, verify=self._checks)
+        return dict(ask(self.url, path, self.key, model=self._served.routed_name, verify=self._checks, **how))
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"} if self.key else {}
@@ -252,7 +251,7 @@ class Engine:
         import requests
 
         try:
-            with direct() as session:
+            with asking(self.url, self._checks) as session:
                 response = session.post(
                     self.url + path, json=body, headers=self._headers(), stream=stream, timeout=(10, None)
                 )

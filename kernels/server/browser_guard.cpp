@@ -72,7 +72,9 @@ browser_guard::browser_guard(const common_params & params) :
     for (const std::string & name : params.hostnames) {
         hosts.push_back(lower(name));
     }
-    for (const std::string & name : params.cache_ssd.allowed_hosts) {
+    // Tools are for pages of this machine alone, whatever a file of settings says.
+    const bool has_tools = !params.mcp_servers_config.empty();
+    for (const std::string & name : has_tools ? std::vector<std::string>() : params.cache_ssd.allowed_hosts) {
         hosts.push_back(name_of(name));
     }
     hosts.push_back("host.docker.internal"); // how containers reach this machine; no site can have that name

@@ -18,6 +18,7 @@ from pyrun import _kernels
 from pyrun.cache.look import whole_hash
 from pyrun.errors import UserError
 from pyrun.server.ask import ask, asking, refused_with, server_url
+from pyrun.server.served import choose_loaded
 
 if TYPE_CHECKING:
     import requests
@@ -104,12 +105,15 @@ class ServerPlace:
     conversation: str
     user: str = ""
     key: str | None = None
+    model: str | None = None  # as for `ask`
 
     @contextmanager
     def _asked(self, method: str, query: dict[str, Any], body: bytes | None = None) -> Iterator[requests.Response]:
         import requests
 
-        asked = urlencode(query | ({"user_id": self.user} if self.user else {}))
+        query |= {"user_id": self.user} if self.user else {}
+        query |= {"model": self.model} if self.model else {}
+        asked = urlencode(query)
         headers = {"Content-Type": "application/octet-stream"} if body is not None else {}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -299,20 +303,24 @@ def is_url(place: str) -> bool:
     return not (Path(place).is_dir() or place.startswith((".", "/", "~")))
 
 
-def place_of(place: str, wanted: str, user: str, key: str | None, *, make: bool) -> ServerPlace | FilePlace:
-    """Where a conversation is, by the first digits of its hash; with make, where it is to go, by its whole hash."""
+def place_of(
+    place: str, wanted: str, user: str, key: str | None, *, make: bool, model: str | None = None
+) -> ServerPlace | FilePlace:
+    """Where a conversation is, by the first digits of its hash; with make, where it is to go, by its whole hash.
+    `model` is for a server of several: the name of one that is loaded, or a part of it."""
     if is_url(place):
         url = server_url(place)
         if not urlsplit(url).hostname:
             raise UserError(f"{place} is neither a server's address nor a folder", "write a folder as ./NAME")
+        routed = choose_loaded(url, key, model).routed_name if model else None
         if make:
-            return ServerPlace(url, wanted, user, key)
+            return ServerPlace(url, wanted, user, key, routed)
         asked = "/cache/conversations" + (f"?{urlencode({'user_id': user})}" if user else "")
-        stored = [one["hash"] for one in ask(url, asked, key)["conversations"]]
+        stored = [one["hash"] for one in ask(url, asked, key, model=routed)["conversations"]]
         name = whole_hash(wanted, stored)
         if name is None:
             raise UserError(f"{url} has no conversation {wanted}", f"`llama-run cache ls --url {url}` shows them")
-        return ServerPlace(url, name, user, key)
+        return ServerPlace(url, name, user, key, routed)
     folder = Path(place).expanduser()
     end = (f"-{_kernels.user_key(user).hex()}" if user else "") + SUFFIX
     if make:

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import requests
-
 from pyrun import console
 from pyrun.agents.endpoint import Endpoint, find_endpoint
 from pyrun.chat.prompt import MESSAGE_TOKENS, estimate
@@ -22,7 +20,7 @@ from pyrun.home import Home
 from pyrun.launch import llama_run_command
 from pyrun.providers.known import LOCAL, Provider
 from pyrun.server.address import Address
-from pyrun.server.ask import ask, direct
+from pyrun.server.ask import ask, await_loaded, health
 from pyrun.server.supervisor import end_with_parent
 from pyrun.server.usual import usual_server
 
@@ -42,9 +40,9 @@ class Start:
 @contextmanager
 def local_server(home: Home, start: Start) -> Iterator[Endpoint]:
     """The one that runs at the usual address, or a new one, which ends with the chat."""
-    address, key = usual_server(start.extra)
-    if _health(address.url) is not None:
-        _await_loaded(address.url)
+    address, key = usual_server(start.extra, start.model)
+    if health(address.url) is not None:
+        await_loaded(address.url)
         with console.spinning(f"waiting for {start.model or 'the model'}"):  # one of several may have to be loaded
             found = find_endpoint(address.url, key, start.model)
         yield found
@@ -53,26 +51,13 @@ def local_server(home: Home, start: Start) -> Iterator[Endpoint]:
         yield find_endpoint(address.url, key)
 
 
-def is_healthy(url: str) -> bool:
-    return _health(url) == 200
-
-
-def _health(url: str) -> int | None:
-    """What it answers: 503 as long as it loads its model; None where nobody is there."""
-    try:
-        with direct() as session:
-            return session.get(f"{url}/health", timeout=5, verify=False).status_code
-    except requests.RequestException:
-        return None
-
-
 @contextmanager
 def _started(home: Home, start: Start, address: Address) -> Iterator[None]:
     """A launcher of its own looks after it: it starts it again after a crash, and has it save its state at the end."""
     log = home.logs / "chat-server.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [*llama_run_command(), "--server", *([start.model] if start.model else []), *start.flags]
-    # The model may have an address of its own in llama-run.toml, where nobody would look for it.
+    # It listens where it is waited for, whatever says otherwise.
     command += ["--", *start.extra, *address.words]
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as output:
@@ -92,16 +77,8 @@ def _started(home: Home, start: Start, address: Address) -> Iterator[None]:
         _stop(launcher)
 
 
-def _await_loaded(url: str) -> None:
-    """Somebody else started it just now."""
-    while (health := _health(url)) != 200:
-        if health != 503:
-            raise UserError(f"what is at {url} is no server of llama-run", "choose another port: LLAMA_ARG_PORT=9091")
-        time.sleep(0.5)
-
-
 def _await(launcher: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    while not is_healthy(url):
+    while health(url) != 200:
         if launcher.poll() is not None:
             tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN_LINES:])
             raise UserError(f"the server did not start:\n{tail}", f"`llama-run --server` starts it alone; log: {log}")

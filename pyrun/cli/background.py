@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -20,11 +18,10 @@ from pyrun.errors import UserError
 from pyrun.home import CODE, Home, find_home, is_bundle, is_clone
 from pyrun.launch import llama_run_command
 from pyrun.machine.names import AUTO, BACKENDS
-from pyrun.models.choose import choose_model
-from pyrun.models.find import names_in
-from pyrun.server.address import Address, choose_address
+from pyrun.models.find import find_model, names_in
 from pyrun.server.ask import ask
 from pyrun.server.port import check_port
+from pyrun.server.usual import usual_server
 from pyrun.service import background
 
 POLL_SECONDS = 0.5
@@ -81,7 +78,10 @@ def start_command(
     home = find_home()
     served = server_words(model, everything)
     invocation = context.find_root().obj
-    address = _address(context, home, model, everything, host, port)
+    if not everything:
+        for name in names_in(home, model) if model else []:
+            find_model(home, name)
+    address, _ = usual_server(invocation.extra, model, everything=everything, host=host, port=port)
     flags = {"--backend": backend, "--ctx": ctx}
     words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
     words += ["--no-build"] if no_build else []
@@ -95,25 +95,6 @@ def start_command(
     if wait:
         _wait_until_ready(started)
     console.say(f"{started.url} (pid {started.pid}); `llama-run stop` stops it, `llama-run logs` shows what it says")
-
-
-def _address(
-    context: click.Context, home: Home, model: str | None, everything: bool, host: str | None, port: int | None
-) -> Address:
-    """Where --server would listen: a model's own settings count, where there is one."""
-    from pyrun.cli import defaults
-
-    root = context.find_root()
-    settings, file, typed = root.obj.settings, root.obj.file, root.obj.extra
-    given: dict[str, Any] = dict(root.default_map or {})
-    words = defaults.server_words(settings, file)
-    wanted = model or defaults.server_model(settings, file)
-    names = names_in(home, wanted) if wanted else [None]
-    if not everything and len(names) == 1:
-        name = Path(choose_model(home, names[0]).name).name
-        own, own_words = defaults.model_defaults(root.command, settings, file, name, os.environ)
-        given, words = given | own, [*words, *own_words]
-    return choose_address(host or given.get("host"), port or given.get("port"), (*words, *typed), os.environ)
 
 
 def _wait_until_ready(started: background.Started) -> None:

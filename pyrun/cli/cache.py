@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -212,7 +211,7 @@ def _kept(c: Conversation) -> str:
 
 
 @cache_group.command("keep")
-@click.argument("hashes", metavar="HASH...", nargs=-1, required=True)
+@click.argument("hashes", metavar="HASH...", nargs=-1, required=True, shell_complete=complete_conversation)
 @click.option(
     "--ttl",
     type=click.Choice(["5m", "1h", "24h", "forever", "none"]),
@@ -434,9 +433,7 @@ def rm_command(
     if everything:
         for other in named_caches(find_home(), CACHE_FLAG):
             if other.is_dir() and other.resolve() != cache.resolve():
-                console.say(
-                    f"{other} is another model's, and stays; --cache-ssd {shlex.quote(str(other))} means that one"
-                )
+                console.say(f"llama-run.toml names {other} as well, which stays; --cache-ssd means that one")
 
 
 def _what(conversations: Sequence[object], logs: Sequence[object]) -> str:

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
+from pyrun.cli.completion import complete_model
 from pyrun.cli.invocation import Invocation
 from pyrun.errors import UserError
 from pyrun.extras import missing_extra
@@ -27,7 +28,7 @@ MAX_QUESTION_BYTES = 16_000_000
 
 
 @click.command("chat")
-@click.argument("words", nargs=-1, metavar="[MODEL] [-]")
+@click.argument("words", nargs=-1, metavar="[MODEL] [-]", shell_complete=complete_model)
 @click.option(
     "--provider",
     "providers",

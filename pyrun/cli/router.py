@@ -98,7 +98,8 @@ def run_router(home: Home, options: ServerOptions, of_model: OfModel, names: Seq
     if warning := device_warning(settled):
         console.say(warning)
     use_runtime(settled.machine, options.backend)
-    offer_tools(home, tools)
+    words_of_each = (word for preset in chosen.presets for word in preset.words)
+    offer_tools(home, tools, (*server_command(settings), *ours, *chosen.of_all, *words_of_each))
     supervise(home, settings, presets=chosen.presets)
 
 
@@ -110,12 +111,14 @@ def choose_presets(
     # What stands on the router's command line overrules every preset: that is for what was typed.
     groups = grouped(options.extra[: options.n_set])
     of_router = [group for group in groups if is_of_router(group[0]) or not is_writable(group)]
-    of_all = tuple(word for group in groups if group not in of_router for word in group)
+    for_models = tuple(word for group in groups if group not in of_router for word in group)
     typed = (*(word for group in of_router for word in group), *options.extra[options.n_set :])
+    # Models that upstream has downloaded have no preset of ours.
+    of_all = (*_cache_words(home, options, (*for_models, *typed)), *for_models)
     presets: list[Preset] = []
     shares: list[int] = []
     memory = 0
-    said = (*of_all, *typed)
+    said = (*for_models, *typed)
     for one in seen:
         name = Path(one.model.name).name
         wanted = of_model(name, replace(options, extra=(), n_set=0))
@@ -124,10 +127,10 @@ def choose_presets(
         try:
             if one.facts is None:
                 raise one.problem or UserError("it cannot be read")
-            everything = (*of_all, *words, *typed)
-            cache = choose_cache(home.kv_cache, wanted.cache, wanted.no_cache, everything, os.environ)
-            flags: tuple[str, ...] = ("--ctx-size", str(wanted.ctx)) if wanted.ctx else ()
-            flags = (*flags, *(() if cache is None else (CACHE_FLAG, cache)))
+            everything = (*for_models, *words, *typed)
+            flags = _cache_words(home, wanted, everything)
+            cache = value_of((*flags, *everything), CACHE_FLAG)
+            flags = (*flags, "--ctx-size", str(wanted.ctx)) if wanted.ctx else flags
             share = None
             if wanted.auto:
                 wishes = read_wishes(wanted.ctx, everything, os.environ)
@@ -137,12 +140,7 @@ def choose_presets(
                 flags = (NEED_FLAG, str(share), *flags)
             if one.model.path == default_model_path(home):
                 flags = (*flags, "--chat-template-file", str(CHAT_TEMPLATE), *(SAMPLING if wanted.auto else ()))
-            preset = Preset(
-                name,
-                one.model.path,
-                (*_unsaid(flags, everything), *words),
-                cache or value_of(everything, CACHE_FLAG) or None,
-            )
+            preset = Preset(name, one.model.path, (*_unsaid(flags, everything), *words), cache or None)
             if not preset.is_writable:
                 raise UserError("its name or settings have ; # or ] in them, which the router cannot read")
             presets.append(preset)
@@ -159,6 +157,13 @@ def choose_presets(
     own_memory = has_flag(typed, MEMORY_FLAG)
     room = _choose_room(shares if len(shares) == len(presets) else [], memory, said, own_memory=own_memory)
     return Chosen(tuple(presets), of_all, room, typed)
+
+
+def _cache_words(home: Home, options: ServerOptions, said: tuple[str, ...]) -> tuple[str, ...]:
+    """An empty folder means none, also where one is named for all."""
+    if has_flag(said, CACHE_FLAG):
+        return ()
+    return (CACHE_FLAG, choose_cache(home.kv_cache, options.cache, options.no_cache, said, os.environ) or "")
 
 
 def _unsaid(flags: Sequence[str], said: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,6 +69,7 @@ from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.router import Preset
 from pyrun.server.supervisor import State, Supervisor, Watched
+from pyrun.tools.kept import kept_folders
 from pyrun.tools.mcp_config import check_local, lacks_tools, write_config
 from pyrun.workers.ask import ask_workers, missing_worker
 from pyrun.workers.endpoint import Endpoint
@@ -165,7 +166,7 @@ def run_server(
     if warning := device_warning(settled):
         console.say(warning)
     use_runtime(machine, options.backend)
-    offer_tools(home, tools)
+    offer_tools(home, tools, server_command(settings))
     for worker in workers:
         console.say(f"worker: {worker.endpoint}, with {console.size(sum(worker.memory))}")
     supervise(home, settings, profile, model.name, options.workers)
@@ -216,9 +217,10 @@ def tools_root(home: Home, address: Address, options: ServerOptions) -> Path | N
     return load_setup(home, os.environ).root.resolve()
 
 
-def offer_tools(home: Home, root: Path | None) -> None:
+def offer_tools(home: Home, root: Path | None, words: Sequence[str]) -> None:
+    """`words` are those that the server and its models are started with."""
     if root is not None:
-        write_config(home.tools_config, root)
+        write_config(home.tools_config, root, kept_folders(words, os.environ))
         console.say(f"tools: files below {root}; `llama-run tools list` shows all, logs/tools.jsonl every call")
 
 

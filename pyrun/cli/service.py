@@ -75,9 +75,10 @@ def install_command(model: str | None, everything: bool, only_print: bool) -> No
 
 
 def _from_anywhere(home: Home, model: str) -> str:
-    """systemd starts it in another folder, so that a path has to be a whole one."""
-    found = [(name, find_model(home, name)) for name in names_in(home, model)]
-    return ",".join(str(one.path) if Path(name).name != name else name for name, one in found)
+    """systemd starts it in another folder, where only models/ is looked into."""
+    found = [(name, find_model(home, name).path) for name in names_in(home, model)]
+    ours = (home.models, home.default_models)
+    return ",".join(name if any(path.is_relative_to(folder) for folder in ours) else str(path) for name, path in found)
 
 
 def _stays() -> bool:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="The memory's folder (default: memory/ in the clone).",
 )
+@click.option("--protect", multiple=True, hidden=True, type=click.Path(path_type=Path))
 @click.pass_context
 def tools_group(
     context: click.Context,
@@ -38,6 +39,7 @@ def tools_group(
     commands: bool,
     user: str | None,
     memory: Path | None,
+    protect: tuple[Path, ...],
 ) -> None:
     """Serve tools to agents, by MCP over stdin and stdout: files, HTTP, JSON, memory, other models, commands.
 
@@ -49,9 +51,17 @@ def tools_group(
 
     if context.invoked_subcommand is None:
         from pyrun.tools.server import serve
-    context.obj = Toolbox(
-        load_setup(find_home(), os.environ, root=root, memory=memory, user=user, allow=allow, commands=commands)
+    setup = load_setup(
+        find_home(),
+        os.environ,
+        root=root,
+        memory=memory,
+        user=user,
+        allow=allow,
+        commands=commands,
+        protect=protect,
     )
+    context.obj = Toolbox(setup)
     if context.invoked_subcommand is None:
         serve(context.obj)
 

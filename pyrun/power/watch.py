@@ -17,6 +17,7 @@ from pyrun.server.ask import ask
 
 LOOK_SECONDS = 30.0  # so often the battery is looked at
 WEAR_SECONDS = 3600.0  # so often the disk is asked
+NOTHING: tuple[Power, Wear | None] = (Power(mains=True), None)  # what everybody takes for granted
 WAIT_SECONDS = 0.5  # so long an end may take to be noticed
 
 
@@ -42,7 +43,7 @@ class PowerWatch:
         self._look = look
         self._ending = threading.Event()
         self._loaded = loaded
-        self._told: dict[str | None, tuple[Power, Wear | None]] = {}
+        self._told = NOTHING
         self._wear: Wear | None = None
         self._next_wear = 0.0
         self._held = False
@@ -51,7 +52,7 @@ class PowerWatch:
 
     def ready(self) -> None:
         """The server answers, maybe after a crash: it has been told nothing."""
-        self._told = {}
+        self._told = NOTHING
         if not self._started and not self._ending.is_set():
             self._started = True
             self._thread.start()
@@ -119,7 +120,6 @@ class PowerWatch:
             threading.Thread(target=self._learn_wear, args=(self._cache,), name="wear", daemon=True).start()
         with contextlib.suppress(UserError):  # they are told the next time, when the server answers
             loaded = self._loaded()
-            self._told = {model: told for model, told in self._told.items() if model in loaded}  # others have ended
             held = [self._tell(model, power, self._wear) for model in loaded]
             if True in held and not self._held:
                 self._say(f"the battery is at {power.battery} %: nothing is written before mains, a suspend or the end")
@@ -128,14 +128,15 @@ class PowerWatch:
     def _tell(self, model: str | None, power: Power, wear: Wear | None) -> bool | None:
         """Whether the model holds back what it would write; None where it need not be told, or does not answer."""
         now = (power, wear)
-        if now == self._told.get(model, (Power(mains=True), None)):
+        # One of several models may have been loaded anew since, and knows nothing.
+        if now == (self._told if model is None else NOTHING):
             return None  # A machine without a battery has nothing to tell, but of its disk.
         try:
             body = power.body() | (wear.body() if wear else {})
             told = ask(self._url, "/cache/power", self._key, model=model, post=body, verify=False)
         except UserError:
             return None
-        self._told[model] = now
+        self._told = now
         return bool(told.get("power", {}).get("writes_held"))
 
     def _learn_wear(self, cache: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ if TYPE_CHECKING:  # it takes long to load, and most commands ask nobody
     import requests
 
 TIMEOUT_SECONDS = 10
+LOOK_SECONDS = 0.5  # so often one looks whether a server is ready
 NOT_OURS = "is it a server of llama-run?"
 
 
@@ -45,7 +48,7 @@ def direct() -> Iterator[requests.Session]:
     """Servers here are asked directly: a proxy would look for them on its own, and .netrc would replace our key."""
     import requests
 
-    with requests.Session() as session, unverified():
+    with requests.Session() as session:
         session.trust_env = False
         yield session
 
@@ -58,10 +61,29 @@ def asking(url: str, verify: bool) -> Iterator[requests.Session]:
         with requests.Session() as session:
             yield session
         return
-    with direct() as session:
+    with direct() as session, contextlib.nullcontext() if verify else unverified():
         # One part of the environment counts here, too: who signs certificates.
         session.verify = verify and (os.environ.get("REQUESTS_CA_BUNDLE") or True)
         yield session
+
+
+def health(url: str) -> int | None:
+    """What it answers: 503 as long as it loads its model; None where nobody is there."""
+    import requests
+
+    try:
+        with asking(url, verify=False) as session:
+            return session.get(f"{url}/health", timeout=TIMEOUT_SECONDS).status_code
+    except requests.RequestException:
+        return None
+
+
+def await_loaded(url: str) -> None:
+    """Somebody else started it just now."""
+    while (answer := health(url)) != 200:
+        if answer != 503:
+            raise UserError(f"what is at {url} is no server of llama-run", "choose another port: LLAMA_ARG_PORT=9091")
+        time.sleep(LOOK_SECONDS)
 
 
 def ask(
@@ -88,6 +110,10 @@ def ask(
     try:
         with asking(url, verify) as session:
             answer = session.request(method, url.rstrip("/") + path, json=post, headers=said, timeout=patience)
+    except requests.exceptions.SSLError as error:
+        raise UserError(
+            f"nobody here vouches for the certificate of {url}", "set REQUESTS_CA_BUNDLE to the file of who signed it"
+        ) from error
     except (requests.RequestException, ValueError) as error:
         raise UserError(f"no server answers at {url}", "start one with `llama-run --server`") from error
     refused_with(answer, url, path)

@@ -15,7 +15,8 @@ NEED_FLAG, MEMORY_FLAG, MEMORY_VARIABLE = "--model-need", "--models-memory", "LL
 COMMENT = re.compile(r"[;#\n\r\]]")  # what the file cannot hold in a value or a name
 # These are about the address that clients know, which is the router's; models have addresses of their own behind it.
 OF_ROUTER = re.compile(
-    r"--(no-)?(api|cors|log|mcp|models|ssl|tools|ui|webui)(-|$)|--(allowed-host|host|path|port|reuse-port|threads-http)$"
+    r"--(no-)?(agent|api|cors|log|mcp|models|ssl|tools|ui|webui)(-|$)|-(no-)?ag$|-to$"
+    r"|--(allowed-host|host|path|port|reuse-port|threads-http|timeout)$"
 )
 
 

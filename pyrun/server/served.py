@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyrun.errors import UserError
+from pyrun.models.find import PART
 from pyrun.server.ask import TIMEOUT_SECONDS, ask
 
 LOADED = ("loaded", "sleeping")  # of upstream's states; one that sleeps wakes up when it is asked
@@ -27,10 +28,12 @@ class Served:
         return self.name if self.is_routed else None
 
 
-def choose_served(url: str, key: str | None, wanted: str | None = None, how: str = CHOOSE) -> Served:
+def choose_served(
+    url: str, key: str | None, wanted: str | None = None, how: str = CHOOSE, *, verify: bool = True
+) -> Served:
     """`wanted` is a name or a part of one that no other has, and may be left out where there is only one model. `how`
     says how a person names one."""
-    return _choose(url, _list(url, key), wanted, how)
+    return _choose(url, _list(url, key, verify), wanted, how)
 
 
 def choose_loaded(url: str, key: str | None, wanted: str | None = None) -> Served:
@@ -48,15 +51,15 @@ def choose_loaded(url: str, key: str | None, wanted: str | None = None) -> Serve
     return found
 
 
-def load(url: str, key: str | None, served: Served) -> Any:
+def load(url: str, key: str | None, served: Served, *, verify: bool = True) -> Any:
     """Gives GET /props of it. A router loads it for that, however long it takes; its cache cannot be asked about
     before."""
     patience = None if served.is_routed else TIMEOUT_SECONDS
-    return ask(url, "/props", key, model=served.routed_name, patience=patience)
+    return ask(url, "/props", key, model=served.routed_name, patience=patience, verify=verify)
 
 
-def _list(url: str, key: str | None) -> list[Served]:
-    told = ask(url, "/v1/models", key)
+def _list(url: str, key: str | None, verify: bool = True) -> list[Served]:
+    told = ask(url, "/v1/models", key, verify=verify)
     entries: list[Any] = told["data"] if isinstance(told, dict) and isinstance(told.get("data"), list) else []
     if not entries:
         raise UserError(f"{url} serves no model", "start it with one: `llama-run --server MODEL`")
@@ -82,7 +85,7 @@ def _choose(url: str, served: Sequence[Served], wanted: str | None, how: str) ->
 
 def _meant(served: Sequence[Served], wanted: str) -> list[Served]:
     """As for files: the whole name counts, or else a part of one. A file is known by its name, less its ending."""
-    part = Path(wanted).name.removesuffix(".gguf")
+    part = PART.sub("", Path(wanted).name).removesuffix(".gguf")
     exact = [one for one in served if one.name in (wanted, part)]
     return exact or [one for one in served if part.casefold() in one.name.casefold()]
 

@@ -184,7 +184,7 @@ def test_every_model_that_is_loaded_is_told_and_written_whatever_the_others_do(t
         watch.ready()
         try:
             wait_until(lambda: len([one for one in told if "broken" in one["path"]]) > 2, 20, "asked again and again")
-            assert len([one for one in told if "model=on" in one["path"]]) == 1
+            assert len([one for one in told if "model=on" in one["path"]]) > 1, "it may have been loaded anew"
             assert len(said) == 1 and "12 %" in said[0], "it is said once, though one has nothing to hold back"
             wait_until(lambda: len(login.delays) == 1, 20, "a delay")
             login.prepare_for_sleep(True)

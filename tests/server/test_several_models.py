@@ -171,7 +171,7 @@ def test_a_router_keeps_pages_of_other_sites_out_and_alone_has_the_tools(router:
 
 
 def test_commands_and_the_library_name_their_model_by_a_part_of_it(
-    router: Router, capsys: pytest.CaptureFixture[str]
+    router: Router, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     url = router("--models-max", "1")
     text = " ".join(TEXT.split()[:80])
@@ -198,6 +198,10 @@ def test_commands_and_the_library_name_their_model_by_a_part_of_it(
         assert json.loads(command("experts", "--json")[1])["n_expert"] == 0
         assert json.loads(command("experts", "--json", "--model", "dense")[1])["n_expert"] == 0
         assert engine.cache()["enabled"] and is_up(url) == {"hybrid-mamba"}, "it came back"
+        (one, *_) = requests.get(f"{url}/cache/conversations?model=hybrid-mamba", timeout=20).json()["conversations"]
+        for words in (["push", one["hash"][:8], "--to", str(tmp_path)], ["pull", one["hash"], "--from", str(tmp_path)]):
+            code, out, err = command("cache", *words, "--model", "mamba")
+            assert code == 0 and one["hash"] in out, err
     assert "choose one with --model: " in command("warm", "--system", text)[2]
 
 

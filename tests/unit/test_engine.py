@@ -22,12 +22,17 @@ class Double(BaseHTTPRequestHandler):
 
     fault: ClassVar[str] = ""
     asked: ClassVar[list[tuple[str, Any]]] = []
+    n_loading: ClassVar[int] = 0  # so many times it says that it loads its model
     go_on: ClassVar[threading.Event] = threading.Event()
 
     def log_message(self, *_: object) -> None:
         pass
 
     def do_GET(self) -> None:
+        if Double.n_loading > 0:
+            Double.n_loading -= 1
+            self._json({"error": {"message": "Loading model"}}, 503)
+            return
         self._json({"status": "ok", "data": [{"id": "toy"}]})
 
     def do_POST(self) -> None:
@@ -168,15 +173,41 @@ def test_no_server_is_an_error(engine: Engine) -> None:
 def test_a_start_that_takes_long_is_told_of_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    me = psutil.Process()
-    started = background.Started(9, me.pid, me.create_time(), "http://127.0.0.1:9", "launcher.log", "server.log")
-    answers = iter([False, False, False, True])
-    monkeypatch.setattr(background, "start", lambda *_: started)
-    monkeypatch.setattr(Engine, "_answers", lambda _: next(answers))
+    answers = iter([None, None, 503, 200])
+    monkeypatch.setattr(background, "start", lambda *_: this_process())
+    monkeypatch.setattr("pyrun.engine.health", lambda _: next(answers))
     monkeypatch.setattr("pyrun.engine.SILENT_SECONDS", 0.0)
-    monkeypatch.setattr("pyrun.engine.choose_served", lambda *_: Served("toy"))
+    monkeypatch.setattr("pyrun.engine.choose_served", lambda *_, **__: Served("toy"))
     Engine(port=9, keep=True).close()
     assert capsys.readouterr().err.replace("\n", " ").count("launcher.log shows how far") == 1
+
+
+def this_process() -> background.Started:
+    me = psutil.Process()
+    return background.Started(9, me.pid, me.create_time(), "http://127.0.0.1:9", "launcher.log", "server.log")
+
+
+def test_a_server_that_loads_is_waited_for_and_one_that_was_begun_is_not_started_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Double.n_loading = 3
+    assert Engine(url=engine.url).model == "toy" and Double.n_loading == 0
+    answers = iter([None, 503, 200])
+    monkeypatch.setattr(background, "find", lambda *_: this_process())
+    monkeypatch.setattr("pyrun.engine.health", lambda _: next(answers))
+    monkeypatch.setattr("pyrun.engine.choose_served", lambda *_, **__: Served("toy"))
+    monkeypatch.setattr(background, "stop", lambda *_: pytest.fail("it belongs to somebody else"))
+    Engine(port=9).close()
+
+
+def test_a_start_that_is_interrupted_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = []
+    monkeypatch.setattr(background, "start", lambda *_: this_process())
+    monkeypatch.setattr(background, "stop", lambda _, started: stopped.append(started.port))
+    monkeypatch.setattr("pyrun.engine.time.sleep", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        Engine(port=9)
+    assert stopped == [9]
 
 
 def test_a_server_with_another_model_is_not_joined(engine: Engine) -> None:

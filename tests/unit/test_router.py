@@ -107,7 +107,8 @@ def test_state_of_a_model_is_kept_where_its_own_settings_say(
         "[models.one]\nno-cache-ssd = true\n[models.two]\ncache-ssd = 'elsewhere'\nport = 9999\nbackend = 'vulkan'\n"
     )
     told = presets(capsys, "--server", "--all")
-    assert "cache-ssd" not in told["one"] and "--cache-ssd " not in told["router"]
+    assert "cache-ssd = \n" in told["one"] and "--cache-ssd " not in told["router"]
+    assert f"cache-ssd = {models}/kv-cache\n" in told["*"], "for what upstream itself has downloaded"
     assert f"cache-ssd = {models}/elsewhere" in told["two"]
     assert f"cache-ssd = {models}/kv-cache" in told["three"]
     assert "two: not used, because other models are served as well: its own port, backend\n" in told["said"]
@@ -143,11 +144,12 @@ def test_words_of_a_model_count_more_than_those_for_all(models: Path, capsys: py
 def test_words_about_the_address_are_the_router_s(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (models / "llama-run.toml").write_text(
         "[server]\n"
-        "arguments = ['--api-key', 'S', '--api-prefix', '/x', '--samplers', 'a;b', '--metadata-users', 'on']\n"
+        "arguments = ['--api-key', 'S', '--api-prefix', '/x', '--samplers', 'a;b', '--metadata-users', 'on'\n"
+        ", '-to', '7']\n"
         "[models.one]\narguments = ['--api-key', 'T', '--api_prefix', '/y', '--no-jinja', '--top-k', '3']\n"
     )
     told = presets(capsys, "--server", "--all")
-    assert "--api-key S --api-prefix /x" in told["router"]
+    assert "--api-key S --api-prefix /x" in told["router"] and "-to 7" in told["router"]
     assert "--samplers 'a;b'" in told["router"]  # the file could not hold it
     assert "api" not in told["one"] + told["two"] + told["*"]
     assert "its own --api-key, --api_prefix\n" in told["said"]

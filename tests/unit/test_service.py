@@ -155,6 +155,9 @@ def test_several_models_run_without_a_terminal(
     printing = [sys.executable, "-c", "import sys; sys.exit(' '.join(sys.argv[1:]))"]
     monkeypatch.setattr("pyrun.cli.background.own_command", lambda: printing)
     assert "--server --all" in run(capsys, "start", "--all", "--port", str(free_port()))[2]
+    (clone / "models").mkdir()
+    for name in ("a", "b"):
+        (clone / "models" / f"{name}.gguf").write_bytes(gguf_bytes())
     assert "--server=a,b" in run(capsys, "start", "a,b", "--port", str(free_port()))[2]
     assert '"--server" "--all"' in run(capsys, "service", "install", "--all", "--print")[1]
     for words in ("start --all a", "service install --all a"):
@@ -217,5 +220,9 @@ def test_service_names_what_it_serves_so_that_it_is_found_from_anywhere(
 ) -> None:
     monkeypatch.chdir(clone)
     (clone / "one.gguf").write_bytes(gguf_bytes())
-    assert f'"--server={clone}/one.gguf"' in run(capsys, "service", "install", "./one.gguf", "--print")[1]
+    for name in ("./one.gguf", "one.gguf"):
+        assert f'"--server={clone}/one.gguf"' in run(capsys, "service", "install", name, "--print")[1]
+    (clone / "llama-run.toml").write_text("[models]\none = 3\n")
+    assert "[models.one] is no table" in run(capsys, "service", "install", "--print")[2]
+    (clone / "llama-run.toml").unlink()
     assert "no model is called 'two'" in run(capsys, "service", "install", "two", "--print")[2]

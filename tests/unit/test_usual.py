@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fakes.models import gguf_bytes
 from fakes.routing_server import routing_server
 from helpers import free_port
 from stores import make_clone, run
@@ -12,6 +13,14 @@ from stores import make_clone, run
 from pyrun import Engine
 from pyrun.errors import UserError
 from pyrun.server.usual import find_server, usual_server
+
+OF_ALL_AND_ONE = """\
+[server]
+arguments = ["--port", "8"]
+[models.one]
+port = 9
+arguments = ["--api-prefix", "/b", "--api-key", "k"]
+"""
 
 
 @pytest.fixture
@@ -37,6 +46,17 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("[server]\narguments = ['--api-key', 'k']", {"LLAMA_API_KEY": "v"}, "", "http://127.0.0.1:9090", "k"),
         ("", {"LLAMA_API_KEY": "v,w"}, "", "http://127.0.0.1:9090", "v"),
         ("[models.a]\nport = 8080", {}, "", "http://127.0.0.1:9090", None),
+        ("[models.one]\nport = 8080", {}, "", "http://127.0.0.1:8080", None),  # the only one that is there
+        ("[models.'o*']\nport = 8080", {"LLAMA_ARG_PORT": "7"}, "", "http://127.0.0.1:7", None),
+        ("[server]\nmodel = 'on'\nport = 8\n[models.one]\nport = 9", {}, "", "http://127.0.0.1:9", None),
+        ("[server]\nmodel = 'one,one'\nport = 8\n[models.one]\nport = 9", {}, "", "http://127.0.0.1:8", None),
+        (
+            OF_ALL_AND_ONE,
+            {},
+            "",
+            "http://127.0.0.1:8/b",
+            "k",
+        ),
     ],
 )
 def test_the_server_is_looked_for_where_it_would_be_started(
@@ -48,6 +68,8 @@ def test_the_server_is_looked_for_where_it_would_be_started(
     url: str,
     key: str | None,
 ) -> None:
+    (clone / "models").mkdir()
+    (clone / "models" / "one.gguf").write_bytes(gguf_bytes())
     (clone / "llama-run.toml").write_text(file)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

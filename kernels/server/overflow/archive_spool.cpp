@@ -20,7 +20,7 @@ static constexpr uint64_t header_bytes    = 1024; // more than it takes
 
 static constexpr size_t max_queued_bytes  = size_t(64) << 20;
 static constexpr size_t max_conversations = 4096; // whose progress is remembered
-static constexpr size_t max_histories     = 4;    // of one conversation: chats that begin alike may take turns
+static constexpr size_t max_histories     = 64;   // of one conversation: chats that begin alike may take turns
 
 static key digest_of(const std::string & text) {
     key out;
@@ -76,10 +76,11 @@ void archive_spool::leave(const std::string & user, uint64_t conversation, std::
     b.user         = kvtier::user_key(user);
     b.conversation = conversation;
     kvtier::mutex_lock guard(mu);
-    if (known.size() >= max_conversations) {
+    const conversation_key who{ b.user, conversation };
+    if (known.size() >= max_conversations && known.count(who) == 0) {
         known.clear();
     }
-    histories &     before = known[{ b.user, conversation }];
+    histories &     before = known[who];
     progress        reached;
     kvtier::blake2b hash(sizeof(key)); // of all up to `reached`
     kvtier::blake2b ahead(sizeof(key));
