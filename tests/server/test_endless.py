@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import re
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +257,42 @@ def test_what_leaves_a_chat_is_found_by_the_tool_server_and_is_there_once_after_
         assert take_in(memory).n_damaged == 0
         assert UserMemory(memory, "").counts()["message"] == n_dropped
         assert take_in(memory).n_new == 0
+
+
+READER = """
+import sys
+from pathlib import Path
+from pyrun.memory.intake import take_in
+from pyrun.memory.store import Memory
+while True:
+    with Memory(Path(sys.argv[1])) as memory:
+        take_in(memory)
+"""
+
+
+def test_over_1000_messages_that_left_a_chat_are_there_once_whatever_is_killed(serve: Serve, tmp_path: Path) -> None:
+    """The server is killed while it may still write the last of them, and so is what takes them in."""
+    folder = tmp_path / "memory"
+    flags = (*SMALL, *EVICT, "--context-spool", str(folder / "spool"))
+    chance = random.Random(23)
+    for n_exchanges in range(60, 541, 60):
+        server = serve(toy("dense"), *flags)
+        with subprocess.Popen([sys.executable, "-c", READER, str(folder)], cwd=ROOT) as reader:
+            server.chat(asks(n_exchanges), max_tokens=1)
+            time.sleep(chance.choice([0, 0.02, 0.5]))
+            server.kill()
+            time.sleep(chance.choice([0, 0.1, 0.3]))
+            reader.kill()
+    history = asks(550)
+    server = serve(toy("dense"), *flags)
+    n_dropped = server.chat(history, max_tokens=1).timings["context_dropped"]["messages"]
+    server.stop()
+    assert n_dropped > 1000
+    with Memory(folder) as memory:
+        assert take_in(memory).n_damaged == 0
+        ((chat, *_),) = UserMemory(memory, "").conversations()
+        left = UserMemory(memory, "").show(chat, limit=2 * n_dropped)
+        assert [one.text for one in left] == [message["content"] for message in history[1 : 1 + n_dropped]]
 
 
 def test_what_leaves_the_chats_of_two_users_is_apart(serve: Serve, tmp_path: Path) -> None:
