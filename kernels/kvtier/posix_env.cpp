@@ -322,14 +322,21 @@ public:
     }
 
     status make_dir(const std::string & path) override {
-        if (::mkdir(path.c_str(), 0700) == 0) {
-            return status::ok();
-        }
-        const int   code = errno;
-        struct stat info;
-        if (code == EEXIST && ::lstat(path.c_str(), &info) == 0) {
-            return S_ISDIR(info.st_mode) ? status::ok()
-                                         : status::corrupt(damage::wrong_type, path + ": not a folder");
+        constexpr int max_attempts = 10; // each but the last met a folder that was gone at the next look
+        int           code         = 0;
+        for (int i = 0; i < max_attempts; i++) {
+            if (::mkdir(path.c_str(), 0700) == 0) {
+                return status::ok();
+            }
+            code = errno;
+            struct stat info;
+            if (code == EEXIST && ::lstat(path.c_str(), &info) == 0) {
+                return S_ISDIR(info.st_mode) ? status::ok()
+                                             : status::corrupt(damage::wrong_type, path + ": not a folder");
+            }
+            if (code != EEXIST || errno != ENOENT) {
+                break;
+            }
         }
         return from_errno(path, "mkdir", code);
     }
