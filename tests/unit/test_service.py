@@ -77,15 +77,20 @@ def test_service_without_systemd_is_explained_and_only_our_unit_is_removed(
         assert code == 1 and "is not one that llama-run wrote" in err and path.read_text() == "[Service]\n"
 
 
-def test_service_that_does_not_start_is_not_called_a_systemd_that_does_not_answer(
-    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def put_systemctl(clone: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """One that succeeds, but for a case of sh."""
     programs = clone / "programs"
     programs.mkdir()
     systemctl = programs / "systemctl"
-    systemctl.write_text('#!/bin/sh\ncase "$*" in *restart*) echo "Job failed" >&2; exit 1 ;; esac\n')
+    systemctl.write_text(f'#!/bin/sh\ncase "$*" in {case} ;; esac\n')
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+
+
+def test_service_that_does_not_start_is_not_called_a_systemd_that_does_not_answer(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_systemctl(clone, monkeypatch, '*restart*) echo "Job failed" >&2; exit 1')
     code, _, err = run(capsys, "service", "install")
     assert code == 1 and "Job failed\nerror: the service does not start" in err and "journalctl --user -u" in err
 
@@ -180,12 +185,7 @@ def test_service_may_write_to_every_folder_that_is_set(
 def test_service_that_ends_at_once_is_not_called_started(
     clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs = clone / "programs"
-    programs.mkdir()
-    systemctl = programs / "systemctl"
-    systemctl.write_text('#!/bin/sh\ncase "$*" in *is-active*) exit 3 ;; esac\n')
-    systemctl.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    put_systemctl(clone, monkeypatch, "*is-active*) exit 3")
     code, _, err = run(capsys, "service", "install")
     assert code == 1 and "the service was started, and has ended" in err and "journalctl --user -u" in err
 
