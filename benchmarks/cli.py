@@ -20,7 +20,7 @@ from benchmarks.scenarios.agent import LEAST_PREFIX
 from benchmarks.scenarios.restart import size_of
 from pyrun import console
 from pyrun.errors import UserError
-from pyrun.extras import explain_import
+from pyrun.extras import explained
 from pyrun.home import find_home
 
 DEFAULT = "restart"
@@ -209,9 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         cli.main(with_default(words[:cut]), prog_name="benchmark", standalone_mode=False, obj=call)
     except (UserError, ImportError) as error:
-        known = explain_import(error) if isinstance(error, ImportError) else error
-        if known is None:
-            raise
+        known = explained(error)
         console.show_error(known)
         sys.exit(known.exit_code)
     except click.ClickException as error:

@@ -37,6 +37,14 @@ def explain_import(error: ImportError) -> UserError | None:
     return missing_extra(package, extra) if extra else None
 
 
+def explained(error: UserError | ImportError) -> UserError:
+    """What a person is told; what nobody can explain is raised again."""
+    known = explain_import(error) if isinstance(error, ImportError) else error
+    if known is None:
+        raise error
+    return known
+
+
 def no_native(what: str) -> UserError:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return UserError(

@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from pyrun.cli.invocation import Invocation
 from pyrun.errors import UserError
-from pyrun.extras import explain_import
+from pyrun.extras import explained
 from pyrun.home import find_home, version
 from pyrun.machine.names import AUTO, BACKENDS
 from pyrun.server.address import DEFAULT_HOST, DEFAULT_PORT, HOST_VARIABLE, PORT_VARIABLE
@@ -449,9 +449,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         defaults = _root_defaults(invocation)
         cli.main(own, prog_name="llama-run", standalone_mode=False, obj=invocation, default_map=defaults)
     except (UserError, ImportError) as error:
-        known = explain_import(error) if isinstance(error, ImportError) else error
-        if known is None:
-            raise
+        known = explained(error)
         from pyrun import console
 
         console.show_error(known)
