@@ -78,9 +78,8 @@ def start_command(
     home = find_home()
     served = server_words(model, everything)
     invocation = context.find_root().obj
-    if not everything:
-        for name in names_in(home, model) if model else []:
-            find_model(home, name)
+    for name in names_in(home, model) if model else []:
+        find_model(home, name)
     address, _ = usual_server(invocation.extra, model, everything=everything, host=host, port=port)
     flags = {"--backend": backend, "--ctx": ctx}
     words = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
