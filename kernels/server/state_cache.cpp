@@ -283,10 +283,10 @@ cache_report state_cache::restore(const slot_view & slot, server_prompt & prompt
     return report;
 }
 
-bool state_cache::is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on) const {
+bool state_cache::is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, int32_t n_beside) const {
     const auto c = core();
     const context_dropped dropped  = report.dropped; // The cache knows nothing of it.
-    const bool            arriving = c && c->is_arriving(slot, prompt, report, others_go_on);
+    const bool            arriving = c && c->is_arriving(slot, prompt, report, static_cast<size_t>(n_beside));
     report.dropped = dropped;
     if (!arriving) {
         planner->began(slot.id, report.restore_ms);
@@ -299,7 +299,7 @@ bool state_cache::is_arriving(const slot_view & slot, server_prompt & prompt, ca
 
 bool state_cache::is_cut(int id_slot, int64_t n_tokens) const {
     const auto c = core();
-    return c && c->is_cut(id_slot, static_cast<size_t>(n_tokens));
+    return c && c->ends_batch(id_slot, static_cast<size_t>(n_tokens));
 }
 
 bool state_cache::may_grow(const slot_view & slot) const {

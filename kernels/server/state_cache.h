@@ -7,7 +7,7 @@
 //   restore   inference      puts what was read into the slot, before upstream looks at what the slot holds
 //   is_arriving inference    says whether a slot must be left out of the next batch: what was read is still being copied
 //   takes_anchors inference  says whether upstream may leave its own checkpoints
-//   is_cut    inference      says where a batch ends: state that only holds at this length is copied, or others wait for it
+//   is_cut    inference      says where a batch ends: state that only holds at this length is copied, others wait for it, or answer
 //   evaluated inference      copies that state, and hands the prompt's pages to the writer
 //   ending    inference      the answer's last part is about to be sent: a flush waits for what follows
 //   released  inference      hands over the rest of the turn
@@ -140,9 +140,9 @@ public:
         return restore(slot, prompt, task, make_room);
     }
 
-    // Whether the slot's state is still on its way, while others go on: without them, it is waited for. report: what restore could not
-    // tell yet.
-    bool is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on) const;
+    // Whether the slot's state is still on its way, while others go on: without them, it is waited for. n_beside: tokens of theirs in the
+    // next batch. report: what restore could not tell yet.
+    bool is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, int32_t n_beside) const;
 
     // Whether folded state is copied on the way, in place of upstream's context checkpoints.
     bool takes_anchors(const slot_view & slot) const;

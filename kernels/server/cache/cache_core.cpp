@@ -299,8 +299,29 @@ size_t cache_core::note_put(const slot_view & slot, cache_ticket & ticket, const
     return n_tokens;
 }
 
-// It is asked before each batch. What has arrived whole is the slot's from then on.
-bool cache_core::is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on) {
+// It is asked before each batch.
+bool cache_core::is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, size_t n_beside) {
+    const bool arriving = advance_arrival(slot, prompt, report, n_beside > 0);
+    turn_of(slot).by_token = !arriving && goes_by_token(slot, n_beside);
+    return arriving;
+}
+
+bool cache_core::goes_by_token(const slot_view & slot, size_t n_beside) const {
+    if (n_beside == 0 || slot.task == nullptr || !turns[static_cast<size_t>(slot.id)].in_prompt) {
+        return false;
+    }
+    if (!stores.target->folded() || draft_ctx != nullptr) {
+        return false;
+    }
+    const bool all_answer = std::none_of(turns.begin(), turns.end(), [&](const turn & t) {
+        return &t != &turns[static_cast<size_t>(slot.id)] && t.in_prompt && !t.arriving;
+    });
+    const size_t n_there = slot.prompt.tokens.get_common_prefix(slot.task->tokens);
+    return goes_token_by_token(static_cast<uint32_t>(slot.task->n_tokens() - n_there), n_beside, all_answer);
+}
+
+// What has arrived whole is the slot's from then on.
+bool cache_core::advance_arrival(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on) {
     turn & t = turn_of(slot);
     if (!t.arriving || slot.task == nullptr) {
         return false;
@@ -453,6 +474,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     give_up_arrival(slot);
     t.anchors.clear();
     t.cuts.clear();
+    t.in_prompt    = true;
     t.answering    = false;
     t.prompt_saved = false;
     t.store        = false;

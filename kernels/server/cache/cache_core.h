@@ -47,9 +47,9 @@ public:
                          const std::function<bool()> & make_room);
     bool         is_in_the_way(const slot_view & idle, const slot_view & slot, const server_task & task) const;
     void         cleared(const slot_view & slot, const server_task & task);
-    bool         is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on);
+    bool         is_arriving(const slot_view & slot, server_prompt & prompt, cache_report & report, size_t n_beside);
     bool         takes_anchors(const slot_view & slot);
-    bool         is_cut(int id_slot, size_t n_tokens) const;
+    bool         ends_batch(int id_slot, size_t n_tokens) const;
     void         evaluated(const slot_view & slot);
     void         ending(const slot_view & slot);
     void         released(const slot_view & slot, const request_times & took);
@@ -108,6 +108,8 @@ private:
         size_t                     n_saved    = 0; // tokens handed over
         size_t                     n_same     = 0; // tokens whose rows are those that are stored, bit by bit
         size_t                     n_refused  = 0; // tokens that the writer had no room for, last time
+        bool                       in_prompt    = false; // nothing is answered yet
+        bool                       by_token     = false; // what is left of its prompt is evaluated so
         bool                       answering    = false; // its prompt is evaluated
         bool                       prompt_saved = false;
         bool                       shares_cells = false; // perhaps, with another slot
@@ -139,6 +141,8 @@ private:
     // restore
     slot_offer   offer_of(const slot_view & slot) const;
     size_t       share(const slot_view & slot, const cache_ticket & ticket);
+    bool         advance_arrival(const slot_view & slot, server_prompt & prompt, cache_report & report, bool others_go_on);
+    bool         goes_by_token(const slot_view & slot, size_t n_beside) const;
     void         give_up_arrival(const slot_view & slot);
     static void  note_messages(const server_task & task, turn & t);
     cache_report restore_unnamed(const slot_view & slot, server_prompt & prompt, const server_task & task);
@@ -150,6 +154,7 @@ private:
 
     // persist
     size_t chunk_tokens(const slot_view & slot);
+    bool   is_cut(int id_slot, size_t n_tokens) const;
     void   take_anchor(const slot_view & slot, turn & t);
     void   note_use(const slot_view & slot, turn & t);
     void   hand_over(const slot_view & slot, turn & t);

@@ -66,6 +66,10 @@ bool cache_core::is_cut(int id_slot, size_t n_tokens) const {
     return std::find(cuts.begin(), cuts.end(), n_tokens) != cuts.end() || prefixes->is_cut(id_slot, n_tokens);
 }
 
+bool cache_core::ends_batch(int id_slot, size_t n_tokens) const {
+    return turns[static_cast<size_t>(id_slot)].by_token || is_cut(id_slot, n_tokens);
+}
+
 // Where a batch ended for it: it is asked after every batch, also those of others.
 void cache_core::take_anchor(const slot_view & slot, turn & t) {
     const uint32_t n_tokens = static_cast<uint32_t>(slot.prompt.tokens.size());
@@ -101,6 +105,7 @@ size_t cache_core::chunk_tokens(const slot_view & slot) {
 
 void cache_core::evaluated(const slot_view & slot) {
     turn & t = turn_of(slot);
+    t.in_prompt = t.in_prompt && slot.stats.n_gen == 0;
     if (t.prompt_saved || !t.store || slot.task == nullptr || slot.stats.n_prompt_processed == 0) {
         return; // This is asked after every batch, also where the slot still holds what the request before left in it.
     }
@@ -185,6 +190,7 @@ void cache_core::interrupted(const slot_view & slot) {
 void cache_core::released(const slot_view & slot, const request_times & took) {
     const waited::timer timed(times, wait_cause::persist);
     turn & t = turn_of(slot);
+    t.in_prompt = false;
     give_up_arrival(slot);
     if (slot.task == nullptr || !is_cached_kind(slot.task->type)) {
         return;

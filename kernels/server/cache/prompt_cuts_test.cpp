@@ -1,9 +1,10 @@
-// Prompts are cut where others will want to go on, and nowhere else.
+// Prompts are cut where others will want to go on, or answer beside them, and nowhere else.
 #include "kvtier/testing.h"
 #include "server/cache/prompt_cuts.h"
 
 #include <vector>
 
+using llama_run::goes_token_by_token;
 using llama_run::prompt_cuts;
 using cuts = std::vector<uint32_t>;
 
@@ -23,6 +24,14 @@ TEST(nothing_is_cut_where_everything_is_there) {
     CHECK(prompt_cuts(997, 1000, 500, 900).empty());
     CHECK(prompt_cuts(0, 3, 0, 0).empty());
     CHECK((prompt_cuts(0, 10, 10, 10) == cuts { 6 }));
+}
+
+TEST(a_short_rest_goes_token_by_token_beside_answers) {
+    CHECK(goes_token_by_token(4, 1, true));
+    CHECK(goes_token_by_token(8, 3, true));
+    CHECK(!goes_token_by_token(9, 1, true));
+    CHECK(!goes_token_by_token(4, 0, true));    // nobody is beside it
+    CHECK(!goes_token_by_token(4, 300, false)); // each token would wait for a batch of another prompt
 }
 
 int main() {
