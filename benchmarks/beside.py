@@ -27,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from benchmarks.alternation import in_turn, tell
 from benchmarks.crowd import Client, conversation
 from benchmarks.no_stall import Stream
 from benchmarks.peers import Answer, Server
@@ -40,7 +41,6 @@ TURN_PREFIX = 6000
 TURN_TOKENS = 350
 TURN_ANSWER = 8
 RESTORED_TOKENS = 15_000
-RESTORED_PROMPTS = 6  # more than there are slots: whoever is asked next has left its slot
 STREAM_TOKENS = 80  # an answer's pace is steady by then
 HERD_CLIENTS = 8
 HERD_PREFIX = 8000
@@ -66,29 +66,9 @@ class Texts:
         return words(round(n_tokens / self._tokens_of_word), seed)
 
 
-def in_turn(peers: Sequence[Server], n_round: int) -> list[Server]:
-    """Everybody is the first one as often as the others."""
-    first = n_round % len(peers)
-    return [*peers[first:], *peers[:first]]
-
-
 def settle(peer: Server) -> None:
     if peer.has_cache:
         peer.save_all()
-
-
-def tell(what: str, peers: Sequence[Server], measured: dict[str, list[float]], digits: int = 1) -> None:
-    """All rounds, and how they compare with those of the first peer."""
-    base = measured[peers[0].name]
-    for peer in peers:
-        rounds = measured[peer.name]
-        ratios = [a / b for a, b in zip(rounds, base, strict=True)]
-        line = f"{what}, {peer.name}: " + " ".join(f"{value:.{digits}f}" for value in rounds)
-        if peer is not peers[0]:
-            of_medians = statistics.median(rounds) / statistics.median(base)
-            line += " | ratios " + " ".join(f"{ratio:.3f}" for ratio in ratios)
-            line += f" | median {statistics.median(ratios):.3f}, of medians {of_medians:.3f}"
-        console.out.print(line, soft_wrap=True)
 
 
 def prompt_and_answer(peers: Sequence[Server], rounds: int, text: Texts) -> None:
@@ -142,19 +122,17 @@ def gap_beside(peer: Server, ask: Callable[[], Answer]) -> tuple[float, float, A
 
 
 def gap(peers: Sequence[Server], rounds: int) -> None:
-    """Beside what has to be: the longest gap when as many tokens as are left behind the restore are a prompt alone."""
+    """Without the cache, the prompt is as long as what is left to evaluate behind a restore: nothing can be faster."""
     for peer in peers:
-        prompts = [
-            peer.post("/tokenize", {"content": words(RESTORED_TOKENS, f"gap {i}")})["tokens"][:RESTORED_TOKENS]
-            for i in range(RESTORED_PROMPTS)
-        ]
-        for prompt in prompts if peer.has_cache else ():
+        prompt = peer.post("/tokenize", {"content": words(RESTORED_TOKENS, "gap")})["tokens"][:RESTORED_TOKENS]
+        if peer.has_cache:
             peer.complete(prompt, 1)
             settle(peer)
         usual, longest, restored = [], [], []
         for turn in range(rounds):
-            prompt = prompts[turn % RESTORED_PROMPTS]
-            asked = prompt if peer.has_cache else prompt[turn : turn + 4]
+            for other in range(SLOTS):  # They take the slot that still holds the prompt.
+                peer.complete(f"{turn} {other} {words(8, other)}", 1)
+            asked = prompt if peer.has_cache else prompt[4 * turn : 4 * turn + 4]
             found = gap_beside(peer, partial(peer.complete, asked, 1))
             usual.append(found[0])
             longest.append(found[1])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from benchmarks.alternation import in_turn, tell
 from benchmarks.peers import Server
 from benchmarks.text import words
 from pyrun import console
@@ -51,7 +52,7 @@ def main() -> None:
                 peer.start()
                 peer.complete("Hello.", 1)
             for turn in range(options.rounds):
-                for peer in peers[turn % 3 :] + peers[: turn % 3]:
+                for peer in in_turn(peers, turn):
                     answer = peer.complete(words(options.words, f"cost {turn}"), options.answer, ignore_eos=True)
                     prefill[peer.name].append(answer.timings["prompt_per_second"])
                     decode[peer.name].append(answer.timings["predicted_per_second"])
@@ -75,6 +76,8 @@ def main() -> None:
         row += [f"{statistics.median(first[peer.name]):.1f}", f"{statistics.median(more):+.1f}"]
         table.add_row(*row)
     console.out.print(table)
+    for what, measured in (("prompt", prefill), ("answer", decode)):
+        tell(f"{what}, tokens/s", peers[1:], measured)  # The same program without the cache and with it.
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ long enough for what is evaluated ahead to end. Counted are tokens that were eva
 token that was new: of the user's message and of the answer. With --check N, every N-th answer is compared with that of
 a fresh server that is given the prompt of the messages that were kept. The two evaluate it in batches of other sizes,
 so that the last bits differ: where they part, it is told how much likelier one token was than the other. At a tie that
-is next to nothing, and `-- -ctk f32 -ctv f32 -fa off` makes ties rare: less is rounded. What follows `--` goes to every
-server.
+is next to nothing, and `-- -ctk f32 -ctv f32 -fa off` makes ties rare: less is rounded. The answers to who drops the
+oldest are compared, too: they tell what a slot without a cache makes of it. What follows `--` goes to every server.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Outcome:
     errors: list[str] = field(default_factory=list)
     n_compared: int = 0
     gaps: list[float] = field(default_factory=list)  # of log-probabilities, where compared answers part
+    drifts: list[float] = field(default_factory=list)  # of those of the tokens before, at most, of each answer
     prompt_ms: list[float] = field(default_factory=list)
 
     @property
@@ -128,12 +129,13 @@ def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Name
         dropped = timings.get("context_dropped", {}).get("messages", 0)
         outcome.n_cuts += dropped > n_dropped
         n_dropped = outcome.n_dropped = dropped
-        if fresh and args.check and turn % args.check == 0:
+        if fresh and turn % args.check == 0:
             outcome.n_compared += 1
-            gap = compare(server, fresh, talk.messages, said.choices[0].to_dict()["logprobs"])
-            console.say(f"{peer}: turn {turn} {'is as' if gap is None else 'differs from'} that of a fresh server")
-            if gap is not None:
-                outcome.gaps.append(gap)
+            met = compare(server, fresh, talk.messages, said.choices[0].to_dict()["logprobs"])
+            console.say(f"{peer}: turn {turn} {met}")
+            outcome.drifts.append(met.drift)
+            if met.gap is not None:
+                outcome.gaps.append(met.gap)
         talk.answer(text)
         if peer == "ours":
             outcome.n_ahead = wait_until_quiet(server)
@@ -144,15 +146,43 @@ def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Name
     return outcome
 
 
-def compare(server: Server, fresh: Server, messages: Sequence[dict[str, str]], logprobs: Any) -> float | None:
-    """How much likelier the token of one answer was than that of the other where they part; None if they do not."""
+@dataclass
+class Comparison:
+    """Of an answer with that of a fresh server."""
+
+    n_same: int  # tokens, from the first on
+    drift: float  # of their log-probabilities, at most
+    gap: float | None = None  # how much likelier the one's next token was than the other's; None: there is no other
+    texts: tuple[str, str] = ("", "")  # from there on
+
+    def __str__(self) -> str:
+        if self.gap is None:
+            return f"is as that of a fresh server, log-probabilities within {self.drift:.4f}"
+        return (
+            f"differs from that of a fresh server behind {self.n_same} tokens (log-probabilities within "
+            f"{self.drift:.4f}), by {self.gap:.4f}: {self.texts[0]!r} and {self.texts[1]!r}"
+        )
+
+
+def compare(server: Server, fresh: Server, messages: Sequence[dict[str, str]], logprobs: Any) -> Comparison:
     prompt = server.post("/apply-template", {"messages": list(messages)})["prompt"]
     body = {"prompt": prompt, "n_predict": ANSWER_TOKENS, "temperature": 0, "cache_prompt": False, "n_probs": N_PROBS}
-    wanted = fresh.post("/completion", body)["completion_probabilities"]
-    for mine, theirs in zip(logprobs["content"], wanted, strict=False):
-        if mine["id"] != theirs["id"]:
-            return max(behind(mine, theirs["id"]), behind(theirs, mine["id"]))
-    return None if len(logprobs["content"]) == len(wanted) else math.inf
+    theirs = fresh.post("/completion", body)["completion_probabilities"]
+    ours = logprobs["content"]
+    pairs = list(zip(ours, theirs, strict=False))
+    n_same = next((i for i, (a, b) in enumerate(pairs) if a["id"] != b["id"]), len(pairs))
+    met = Comparison(n_same, max((abs(a["logprob"] - b["logprob"]) for a, b in pairs[:n_same]), default=0.0))
+    if n_same < len(pairs):
+        a, b = pairs[n_same]
+        met.gap = max(behind(a, b["id"]), behind(b, a["id"]))
+    elif len(ours) != len(theirs):
+        met.gap = math.inf
+    met.texts = (text_of(ours[n_same:]), text_of(theirs[n_same:]))
+    return met
+
+
+def text_of(tokens: Sequence[Any]) -> str:
+    return "".join(token["token"] for token in tokens)
 
 
 def behind(entry: dict[str, Any], token: int) -> float:
@@ -204,7 +234,7 @@ def main() -> None:
             log = Path(folder) / f"{peer}.log"
             server = Server(peer, program, model, flags(peer, args), log, cache=cache, chat_template=template)
             with running(server):
-                if peer == "ours" and args.check:
+                if peer != "shift" and args.check:  # whose answers are of other prompts, and only alike
                     with running(
                         Server("fresh", program, model, flags("naive", args), log, chat_template=template)
                     ) as fresh:
@@ -226,6 +256,7 @@ def report(o: Outcome) -> None:
     )
     if o.n_compared:
         console.say(f"  {len(o.gaps)} of {o.n_compared} answers differ{by(o.gaps)}")
+        console.say(f"  log-probabilities of equal tokens differ by at most {max(o.drifts):.4f}")
     for error in o.errors:
         console.say(f"  {error}")
 

@@ -18,7 +18,7 @@ hypothesis.settings.load_profile("unhurried")
 # would then find that nothing happens.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["worker_fixtures", "server_fixtures", "cache_server", "tool_fixtures"]
+pytest_plugins = ["worker_fixtures", "server_fixtures", "cache_server", "tool_fixtures", "memories"]
 
 OURS = ("LLAMA_RUN_COMMAND", "LLAMA_RUN_HOME", "LLAMA_API_KEY", "CXX")
 # Where agents have their settings.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ TOOL = Function("look", "Looks.", {"type": "object"})
 
 def said(text: str, role: str = "user") -> Row:
     return Row({"role": role, "content": text}, 10)
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Memory]:
-    with Memory(tmp_path / "memory") as opened:
-        yield opened
 
 
 def talked(sessions: Sessions, *texts: str) -> str:
