@@ -26,6 +26,12 @@ static constexpr double copies_after_s = 2;
 // How long a slot has been idle when what it holds is in the way.
 static constexpr double long_idle_ms = 10000;
 
+// Then an answer is several tokens of a batch.
+static bool speculates(const common_params & params) {
+    const std::vector<common_speculative_type> & types = params.speculative.types;
+    return std::any_of(types.begin(), types.end(), [](common_speculative_type t) { return t != COMMON_SPECULATIVE_TYPE_NONE; });
+}
+
 //
 // opening and closing
 //
@@ -38,7 +44,11 @@ cache_core::cache_core(const common_params & params, llama_context * target, lla
     anchors_shelved(draft == nullptr && ((llama_state_parts(target) & LLAMA_STATE_PART_ROWS) || checkpoints_exact)),
     shifts(params.ctx_shift), copies_after_ms(1000 * std::min(params.cache_ssd.settle_seconds, copies_after_s)),
     min_similarity(params.slot_prompt_similarity),
-    cells_unified(params.kv_unified), cells_shareable(params.kv_unified && !params.ctx_shift && draft == nullptr), queue(queue),
+    cells_unified(params.kv_unified),
+    // With a window, or nothing but folded state, or cells of its own for each slot, a batch is parted in other ways.
+    rests_by_token(checkpoints_exact && (llama_state_parts(target) & LLAMA_STATE_PART_ROWS) && cells_unified && draft == nullptr &&
+                   !speculates(params)),
+    cells_shareable(params.kv_unified && !params.ctx_shift && draft == nullptr), queue(queue),
     board(static_cast<size_t>(params.n_parallel), static_cast<size_t>(std::clamp(params.n_ctx_checkpoints, 0, most_anchors))),
     turns(static_cast<size_t>(params.n_parallel)) {}
 
@@ -307,14 +317,13 @@ bool cache_core::is_arriving(const slot_view & slot, server_prompt & prompt, cac
 }
 
 bool cache_core::goes_by_token(const slot_view & slot, size_t n_beside) const {
-    if (n_beside == 0 || slot.task == nullptr || !turns[static_cast<size_t>(slot.id)].in_prompt) {
+    const turn & t = turns[static_cast<size_t>(slot.id)];
+    // Where the cache takes no anchors, upstream leaves a checkpoint before each of the last tokens.
+    if (!rests_by_token || !t.in_prompt || !t.store || !t.exact) {
         return false;
     }
-    if (!stores.target->folded() || draft_ctx != nullptr) {
-        return false;
-    }
-    const bool all_answer = std::none_of(turns.begin(), turns.end(), [&](const turn & t) {
-        return &t != &turns[static_cast<size_t>(slot.id)] && t.in_prompt && !t.arriving;
+    const bool all_answer = std::none_of(turns.begin(), turns.end(), [&](const turn & other) {
+        return &other != &t && other.in_prompt && !other.arriving;
     });
     const size_t n_there = slot.prompt.tokens.get_common_prefix(slot.task->tokens);
     return goes_token_by_token(static_cast<uint32_t>(slot.task->n_tokens() - n_there), n_beside, all_answer);
@@ -474,8 +483,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     give_up_arrival(slot);
     t.anchors.clear();
     t.cuts.clear();
-    t.in_prompt    = true;
-    t.answering    = false;
+    t.in_prompt    = !task.is_child(); // It gets its prompt from another slot.
     t.prompt_saved = false;
     t.store        = false;
     t.report       = {};

@@ -110,7 +110,6 @@ private:
         size_t                     n_refused  = 0; // tokens that the writer had no room for, last time
         bool                       in_prompt    = false; // nothing is answered yet
         bool                       by_token     = false; // what is left of its prompt is evaluated so
-        bool                       answering    = false; // its prompt is evaluated
         bool                       prompt_saved = false;
         bool                       shares_cells = false; // perhaps, with another slot
         stopwatch                  idle_since;     // of the slot
@@ -171,6 +170,7 @@ private:
     const double          copies_after_ms;    // how long an answer may go on before the end of its prompt is handed over
     const float           min_similarity;     // of a slot's tokens to a prompt, for it to be worth choosing
     const bool            cells_unified;      // all slots' cells lie in one cache
+    const bool            rests_by_token;     // see goes_token_by_token
     const bool            cells_shareable;    // between slots: they lie in one cache, and nobody moves them
     server_queue &        queue;
     size_t                n_chunk_tokens = 0; // 0 while it is not known

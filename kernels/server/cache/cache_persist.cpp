@@ -105,14 +105,14 @@ size_t cache_core::chunk_tokens(const slot_view & slot) {
 
 void cache_core::evaluated(const slot_view & slot) {
     turn & t = turn_of(slot);
-    t.in_prompt = t.in_prompt && slot.stats.n_gen == 0;
+    const bool whole = slot.stats.n_gen > 0; // Its prompt is.
+    const bool ended = whole && t.in_prompt;
+    t.in_prompt = t.in_prompt && !whole;
     if (t.prompt_saved || !t.store || slot.task == nullptr || slot.stats.n_prompt_processed == 0) {
         return; // This is asked after every batch, also where the slot still holds what the request before left in it.
     }
     take_anchor(slot, t);
-    const bool whole = slot.stats.n_gen > 0;
-    if (whole && !t.answering) {
-        t.answering = true;
+    if (ended) {
         prefixes->complete(slot.id);
         if (slot.stats.n_prompt_processed >= 64) {
             measured.eval.add(static_cast<double>(slot.stats.n_prompt_processed), slot.stats.t_prompt_ms() / 1000);

@@ -33,15 +33,12 @@ inline std::vector<uint32_t> prompt_cuts(uint32_t n_begin, uint32_t n_tokens, ui
     return cuts;
 }
 
-// What is left behind a restore or behind the last cut.
-inline constexpr uint32_t short_rest_tokens = 8;
-
-// Whether what is left of a prompt is evaluated token by token beside others that answer. Folded state takes sequences of equal length
-// at a time: one token of them and several of the prompt are two parts, each of another shape than the answers before and behind it,
-// and who answers waits for both. One token of each is the shape in which all go on.
+// Whether what is left of a prompt, behind a restore or behind its last cut, is evaluated token by token beside others that answer.
+// Folded state takes sequences of equal length at a time: beside one token of each answer, several of a prompt are a part of their own,
+// in a shape that comes once, and who answers waits for it. One token of each is the shape in which all go on.
 // n_beside: tokens of others in the batch, which are one for each where all_answer.
 inline bool goes_token_by_token(uint32_t n_left, size_t n_beside, bool all_answer) {
-    return n_beside > 0 && all_answer && n_left <= short_rest_tokens;
+    return n_beside > 0 && all_answer && n_left <= tokens_after_last_cut;
 }
 
 } // namespace llama_run
