@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.answering import answering
 
 from pyrun.tools.setup import Setup
 from pyrun.tools.tool import ToolError
@@ -120,15 +121,11 @@ def web_server() -> Iterator[ThreadingHTTPServer]:
     server.daemon_threads = True
     server.seen = []  # type: ignore[attr-defined]
     server.slow = threading.Event()  # type: ignore[attr-defined]
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.slow.set()  # type: ignore[attr-defined]
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(server):
+        try:
+            yield server
+        finally:
+            server.slow.set()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pyrun.power.disk import Wear, read_wear
 from pyrun.power.sleep import Sleep, listen
 from pyrun.power.supply import SUPPLIES, Power, read_power
 from pyrun.server.ask import ask
+from pyrun.server.watcher import Watcher
 
 LOOK_SECONDS = 30.0  # so often the battery is looked at
 WEAR_SECONDS = 3600.0  # so often the disk is asked
@@ -21,8 +22,8 @@ NOTHING: tuple[Power, Wear | None] = (Power(mains=True), None)  # what everybody
 WAIT_SECONDS = 0.5  # so long an end may take to be noticed
 
 
-class PowerWatch:
-    """A thread of its own, from the first `ready` to `stop`. Where nothing can be learnt, it says nothing."""
+class PowerWatch(Watcher):
+    """Where nothing can be learnt, it says nothing."""
 
     def __init__(
         self,
@@ -35,32 +36,23 @@ class PowerWatch:
         loaded: Callable[[], Sequence[str | None]] = lambda: [None],
     ) -> None:
         """`loaded` gives the names of those of several models that have state to write, as `ask` takes them."""
+        super().__init__("power")
         self._url = url
         self._key = key
         self._say = say
         self._cache = cache
         self._supplies = supplies
         self._look = look
-        self._ending = threading.Event()
         self._loaded = loaded
         self._told = NOTHING
         self._wear: Wear | None = None
         self._next_wear = 0.0
         self._held = False
-        self._started = False
-        self._thread = threading.Thread(target=self._run, name="power", daemon=True)
 
     def ready(self) -> None:
         """The server answers, maybe after a crash: it has been told nothing."""
         self._told = NOTHING
-        if not self._started and not self._ending.is_set():
-            self._started = True
-            self._thread.start()
-
-    def stop(self) -> None:
-        self._ending.set()
-        if self._thread.is_alive():
-            self._thread.join(10)
+        super().ready()
 
     def _run(self) -> None:
         next_look = 0.0

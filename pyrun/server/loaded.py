@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,31 +9,20 @@ from pyrun.cache.owners import remember
 from pyrun.errors import UserError
 from pyrun.server.ask import ask
 from pyrun.server.router import Preset
+from pyrun.server.watcher import Watcher
 
 LOOK_SECONDS = 2.0
 
 
-class LoadedModels:
-    """A thread of its own, from the first `ready` to `stop`. A model that nobody asks for is never loaded by it."""
+class LoadedModels(Watcher):
+    """A model that nobody asks for is never loaded by it."""
 
     def __init__(self, url: str, key: str | None, presets: Sequence[Preset]) -> None:
+        super().__init__("loaded")
         self._url = url
         self._key = key
         self._files = {preset.name: preset.model for preset in presets}
         self._noted: set[str] = set()
-        self._ending = threading.Event()
-        self._started = False
-        self._thread = threading.Thread(target=self._run, name="loaded", daemon=True)
-
-    def ready(self) -> None:
-        if not self._started and not self._ending.is_set():
-            self._started = True
-            self._thread.start()
-
-    def stop(self) -> None:
-        self._ending.set()
-        if self._thread.is_alive():
-            self._thread.join(10)
 
     def names(self) -> list[str]:
         """One that sleeps is not among them: it has written everything, and asking would wake it up."""

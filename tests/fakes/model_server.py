@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import requests
+from fakes.answering import answering
 from fakes.dialects import ANTHROPIC, LLAMA_SERVER, MODEL, Dialect, Reply
 
 CONTEXT = 8_192
@@ -61,15 +62,8 @@ class ModelServer(ThreadingHTTPServer):
 def model_server(
     script: Script, key: str | None = None, dialect: Dialect | None = None, behind: str | None = None
 ) -> Iterator[ModelServer]:
-    server = ModelServer(script, key, dialect, behind)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with answering(ModelServer(script, key, dialect, behind)) as server:
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def messages_on_the_wire(body: bytes) -> bytes:

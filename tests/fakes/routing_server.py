@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from fakes.answering import answering
 
 CONTEXT = 4_096
 OURS = ("/cache", "/expert-")  # these routes take the model from the address, and load none
@@ -58,15 +59,8 @@ class RoutingServer(ThreadingHTTPServer):
 def routing_server(
     models: Sequence[str], loaded: Sequence[str] = (), broken: Sequence[str] = ()
 ) -> Iterator[RoutingServer]:
-    server = RoutingServer(models, loaded, broken)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with answering(RoutingServer(models, loaded, broken)) as server:
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 class Handler(BaseHTTPRequestHandler):
