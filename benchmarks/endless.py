@@ -8,8 +8,10 @@ long enough for what is evaluated ahead to end. Counted are tokens that were eva
 token that was new: of the user's message and of the answer. With --check N, every N-th answer is compared with that of
 a fresh server that is given the prompt of the messages that were kept. The two evaluate it in batches of other sizes,
 so that the last bits differ: where they part, it is told how much likelier one token was than the other. At a tie that
-is next to nothing, and `-- -ctk f32 -ctv f32 -fa off` makes ties rare: less is rounded. The answers to who drops the
-oldest are compared, too: they tell what a slot without a cache makes of it. What follows `--` goes to every server.
+is next to nothing, and `-- -ctk f32 -ctv f32 -fa off` makes ties rare: less is rounded. Then both are asked once more,
+and it is told whether one of them answers otherwise than before: such a machine gives no text twice. The answers to who
+drops the oldest are compared, too: they tell what a slot without a cache makes of it. What follows `--` goes to every
+server.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ class Outcome:
     errors: list[str] = field(default_factory=list)
     n_compared: int = 0
     gaps: list[float] = field(default_factory=list)  # of log-probabilities, where compared answers part
+    n_unsteady: int = 0  # of those, where a server asked twice said two things
     drifts: list[float] = field(default_factory=list)  # of those of the tokens before, at most, of each answer
     prompt_ms: list[float] = field(default_factory=list)
 
@@ -131,11 +134,18 @@ def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Name
         n_dropped = outcome.n_dropped = dropped
         if fresh and turn % args.check == 0:
             outcome.n_compared += 1
-            met = compare(server, fresh, talk.messages, said.choices[0].to_dict()["logprobs"])
-            console.say(f"{peer}: turn {turn} {met}")
+            prompt = server.post("/apply-template", {"messages": talk.messages})["prompt"]
+            choice: dict[str, Any] = said.choices[0].to_dict()
+            ours, theirs = choice["logprobs"]["content"], answer_of(fresh, prompt)
+            met = compare(ours, theirs)
+            console.say(f"{peer}: turn {turn} ({timings.get('cache_source', 'slot')}) {met}")
             outcome.drifts.append(met.drift)
             if met.gap is not None:
                 outcome.gaps.append(met.gap)
+                for one, before in ((server, ours), (fresh, theirs)):
+                    again = compare(before, answer_of(one, prompt, cached=one is server))
+                    console.say(f"{peer}: asked again, the answer of {one.name} {again}")
+                    outcome.n_unsteady += again.gap is not None
         talk.answer(text)
         if peer == "ours":
             outcome.n_ahead = wait_until_quiet(server)
@@ -148,7 +158,7 @@ def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Name
 
 @dataclass
 class Comparison:
-    """Of an answer with that of a fresh server."""
+    """Of an answer with another to the same prompt, as that of a fresh server."""
 
     n_same: int  # tokens, from the first on
     drift: float  # of their log-probabilities, at most
@@ -157,18 +167,20 @@ class Comparison:
 
     def __str__(self) -> str:
         if self.gap is None:
-            return f"is as that of a fresh server, log-probabilities within {self.drift:.4f}"
+            return f"is the same, log-probabilities within {self.drift:.4f}"
         return (
-            f"differs from that of a fresh server behind {self.n_same} tokens (log-probabilities within "
+            f"differs behind {self.n_same} tokens (log-probabilities within "
             f"{self.drift:.4f}), by {self.gap:.4f}: {self.texts[0]!r} and {self.texts[1]!r}"
         )
 
 
-def compare(server: Server, fresh: Server, messages: Sequence[dict[str, str]], logprobs: Any) -> Comparison:
-    prompt = server.post("/apply-template", {"messages": list(messages)})["prompt"]
-    body = {"prompt": prompt, "n_predict": ANSWER_TOKENS, "temperature": 0, "cache_prompt": False, "n_probs": N_PROBS}
-    theirs = fresh.post("/completion", body)["completion_probabilities"]
-    ours = logprobs["content"]
+def answer_of(server: Server, prompt: str, cached: bool = False) -> Any:
+    """Its tokens, each with those that were likeliest there."""
+    body = {"prompt": prompt, "n_predict": ANSWER_TOKENS, "temperature": 0, "cache_prompt": cached, "n_probs": N_PROBS}
+    return server.post("/completion", body)["completion_probabilities"]
+
+
+def compare(ours: Any, theirs: Any) -> Comparison:
     pairs = list(zip(ours, theirs, strict=False))
     n_same = next((i for i, (a, b) in enumerate(pairs) if a["id"] != b["id"]), len(pairs))
     met = Comparison(n_same, max((abs(a["logprob"] - b["logprob"]) for a, b in pairs[:n_same]), default=0.0))
@@ -256,6 +268,7 @@ def report(o: Outcome) -> None:
     )
     if o.n_compared:
         console.say(f"  {len(o.gaps)} of {o.n_compared} answers differ{by(o.gaps)}")
+        console.say(f"  {o.n_unsteady} times a server that was asked again said something else")
         console.say(f"  log-probabilities of equal tokens differ by at most {max(o.drifts):.4f}")
     for error in o.errors:
         console.say(f"  {error}")
