@@ -41,7 +41,8 @@ class Reply:
     silent_cut: bool = False  # the stream ends in good order, and too early
     malformed: bool = False  # an event that is no JSON
     error_event: bool = False  # an error in the middle of the stream
-    pause: float = 0.0  # before each piece
+    delay: float = 0.0  # seconds before the first piece
+    pause: float = 0.0  # and before each
     prompt_tokens: int = 100
     cached_tokens: int = 60
 

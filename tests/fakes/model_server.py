@@ -122,6 +122,7 @@ class Handler(BaseHTTPRequestHandler):
         anthropic = dialect is ANTHROPIC
         pieces = list(dialect.events(reply))
         broken = reply.cut or reply.silent_cut or reply.malformed or reply.error_event
+        time.sleep(reply.delay)
         for name, event in pieces[: len(pieces) // 2] if broken else pieces:
             time.sleep(reply.pause)
             data = json.dumps(event)

@@ -37,11 +37,11 @@ def script(body: dict[str, Any]) -> Reply:
         return Reply([f"The tool says: {said}"])
     if "write" in said:
         call = ("c", "write_file", {"path": f"{said.split()[-1]}", "content": "x"})
-        return Reply(["I will."], calls=[call], pause=4.0 if "slow" in said else 0.0)
+        return Reply(["I will."], calls=[call], delay=4.0 if "slow" in said else 0.0)
     if "long" in said:
         return Reply([f"word{n} " for n in range(5_000)], pause=0.02)
     if "slow" in said:
-        return Reply(["Here it is."], pause=4)
+        return Reply(["Here it is."], delay=4.0)
     if "markdown" in said:
         return Reply([MARKDOWN[i : i + 3] for i in range(0, len(MARKDOWN), 3)], ["Let me ", "think about it."])
     if "evil" in said:
