@@ -54,8 +54,8 @@ class Outcome:
     errors: list[str] = field(default_factory=list)
     n_compared: int = 0
     gaps: list[float] = field(default_factory=list)  # of log-probabilities, where compared answers part
-    n_unsteady: int = 0  # of those, where a server asked twice said two things
     drifts: list[float] = field(default_factory=list)  # of those of the tokens before, at most, of each answer
+    n_unsteady: int = 0  # answers that parted where a server, asked again, said something else
     prompt_ms: list[float] = field(default_factory=list)
 
     @property

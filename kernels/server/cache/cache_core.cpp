@@ -319,7 +319,7 @@ bool cache_core::is_arriving(const slot_view & slot, server_prompt & prompt, cac
 bool cache_core::goes_by_token(const slot_view & slot, size_t n_beside) const {
     const turn & t = turns[static_cast<size_t>(slot.id)];
     // Where the cache takes no anchors, upstream leaves a checkpoint before each of the last tokens.
-    if (!rests_by_token || !t.in_prompt || !t.store || !t.exact) {
+    if (n_beside == 0 || !rests_by_token || !t.in_prompt || !t.store || !t.exact) {
         return false;
     }
     const bool all_answer = std::none_of(turns.begin(), turns.end(), [&](const turn & other) {
