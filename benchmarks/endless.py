@@ -133,19 +133,10 @@ def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Name
         outcome.n_cuts += dropped > n_dropped
         n_dropped = outcome.n_dropped = dropped
         if fresh and turn % args.check == 0:
-            outcome.n_compared += 1
+            console.say(f"{peer}: turn {turn} ({timings.get('cache_source', 'slot')}):")
             prompt = server.post("/apply-template", {"messages": talk.messages})["prompt"]
             choice: dict[str, Any] = said.choices[0].to_dict()
-            ours, theirs = choice["logprobs"]["content"], answer_of(fresh, prompt)
-            met = compare(ours, theirs)
-            console.say(f"{peer}: turn {turn} ({timings.get('cache_source', 'slot')}) {met}")
-            outcome.drifts.append(met.drift)
-            if met.gap is not None:
-                outcome.gaps.append(met.gap)
-                for one, before in ((server, ours), (fresh, theirs)):
-                    again = compare(before, answer_of(one, prompt, cached=one is server))
-                    console.say(f"{peer}: asked again, the answer of {one.name} {again}")
-                    outcome.n_unsteady += again.gap is not None
+            check(outcome, choice["logprobs"]["content"], prompt, server, fresh)
         talk.answer(text)
         if peer == "ours":
             outcome.n_ahead = wait_until_quiet(server)
@@ -154,6 +145,22 @@ def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Name
             f"{timings['prompt_ms'] / 1000:.1f} s, {dropped} messages left out, {outcome.n_ahead} tokens ahead so far"
         )
     return outcome
+
+
+def check(outcome: Outcome, ours: Any, prompt: str, server: Server, fresh: Server) -> None:
+    """Compares an answer with that of a fresh server; where they part, both are asked once more."""
+    theirs = answer_of(fresh, prompt)
+    met = compare(ours, theirs)
+    console.say(f"  the answer {met}")
+    outcome.n_compared += 1
+    outcome.drifts.append(met.drift)
+    if met.gap is None:
+        return
+    outcome.gaps.append(met.gap)
+    for one, before in ((server, ours), (fresh, theirs)):
+        again = compare(before, answer_of(one, prompt, cached=one is server))
+        console.say(f"  asked again, the answer of {one.name} {again}")
+        outcome.n_unsteady += again.gap is not None
 
 
 @dataclass
