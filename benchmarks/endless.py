@@ -55,7 +55,7 @@ class Outcome:
     n_compared: int = 0
     gaps: list[float] = field(default_factory=list)  # of log-probabilities, where compared answers part
     drifts: list[float] = field(default_factory=list)  # of those of the tokens before, at most, of each answer
-    n_unsteady: int = 0  # answers that parted where a server, asked again, said something else
+    n_unsteady: int = 0  # times that a server, asked again where answers parted, said something else
     prompt_ms: list[float] = field(default_factory=list)
 
     @property
