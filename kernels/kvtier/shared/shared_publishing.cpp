@@ -286,7 +286,7 @@ status shared_tier::write_copies(publishing & now) {
         now.n_left -= whole.size();
         for (const local_object * object : whole) {
             for (const key & k : object->missing) {
-                published[k] = object->used_ms;
+                published(*object)[k] = object->used_ms;
             }
         }
     }
@@ -343,9 +343,10 @@ void shared_tier::publish_all() {
     touch_used(used);
     // What was evicted there since it was published comes again when it has been used since.
     used.erase(std::remove_if(used.begin(), used.end(), [&](const local_object & object) {
+        const std::map<key, int64_t> & already = published(object);
         return std::all_of(object.missing.begin(), object.missing.end(), [&](const key & k) {
-            const auto before = published.find(k);
-            return before != published.end() && before->second >= object.used_ms;
+            const auto before = already.find(k);
+            return before != already.end() && before->second >= object.used_ms;
         });
     }), used.end());
     // What was in use before a removal may not be any more.

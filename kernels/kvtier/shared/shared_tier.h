@@ -187,6 +187,7 @@ private:
     status add_copy(shared_copy copy, publishing & now);
     status write_copies(publishing & now);
     void   note_published(const std::vector<shared_copy> & copies, const std::vector<shared_written> & written);
+    std::map<key, int64_t> & published(const local_object & object) { return object.is_anchor ? published_anchors : published_runs; }
     void touch_used(const std::vector<local_object> & used);
 
     std::vector<local_object> objects_in_use() const;
@@ -241,7 +242,8 @@ private:
     bool                               needs_room = false;
     clock::time_point                  publish_after;
     unfinished_watch                   unfinished;
-    std::map<key, int64_t>             published; // runs and anchors, with when they were last used then
+    std::map<key, int64_t>             published_runs; // with when they were last used then
+    std::map<key, int64_t>             published_anchors; // likewise; one has the key of the run that it follows
     std::map<std::string, int64_t>     touched;   // files, likewise
 
     std::thread keeper;

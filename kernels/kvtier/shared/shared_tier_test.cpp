@@ -23,6 +23,25 @@ TEST(what_one_server_has_saved_another_restores) {
     }
 }
 
+TEST(an_anchor_that_is_written_after_its_rows_were_published_is_published_too) {
+    network_disk & network = new_network_disk();
+    model        m;
+    m.folded_size = 3000;
+    const server a(network, m), b(network, m);
+    const auto   talk   = random_tokens(1, 100);
+    save_request rows   = m.request(*a.s, talk);
+    save_request anchor = rows;
+    rows.anchors.clear();
+    anchor.runs.clear();
+    CHECK(a.s->save(rows).is_ok());
+    CHECK(a.tier->publish(10s));
+    CHECK(objects(network).size() == 1);
+    CHECK(a.s->save(anchor).is_ok());
+    CHECK(a.tier->publish(10s));
+    CHECK(objects(network).size() == 2);
+    CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
+}
+
 TEST(what_has_come_from_there_is_stored_here) {
     network_disk & network = new_network_disk();
     const server a(network);
