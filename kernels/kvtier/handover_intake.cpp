@@ -289,7 +289,7 @@ status handover_intake::save(const save_request & request) {
     const handover_part & part = head.parts[next];
     const bool            here = to.rooms->known.read([&](const object_graph & all) {
         const run * at = all.index.find(key_at(part.n));
-        return at != nullptr && (part.kind == format::kind_segment || at->anchored != nullptr);
+        return at != nullptr && (part.kind == format::kind_segment || (at->anchored != nullptr && at->anchored->is_written()));
     });
     return here ? status::ok()
                 : status::over_budget("the cache's budgets have no room for it: see written and state in GET /cache");

@@ -50,22 +50,46 @@ save_request settling::split(save_request & request) {
     return later;
 }
 
+static bool is_together(const save_request & a, const save_request & b) {
+    return a.conversation.hash == b.conversation.hash && root_key(a.root) == root_key(b.root);
+}
+
+// The turns that it goes on from. Where several answers to one prompt rest, that is the one which the request has more of than of
+// any other: those beside it may be gone on from as well.
+std::set<const settling::resting *> settling::superseded_by(const save_request & request) const {
+    std::set<const resting *> out;
+    const resting *           longest = nullptr;
+    size_t                    n_most  = 0;
+    bool                      is_tie  = false;
+    for (const resting & r : all) {
+        if (!is_together(request, r.turn) || !supersedes(request, r.turn)) {
+            continue;
+        }
+        const size_t n = n_common(request, r.turn);
+        if (n == r.turn.tokens.size()) {
+            out.insert(&r);
+        }
+        is_tie  = longest != nullptr && (n == n_most || (n < n_most && is_tie));
+        longest = longest == nullptr || n > n_most ? &r : longest;
+        n_most  = std::max(n_most, n);
+    }
+    if (longest != nullptr && !is_tie) {
+        out.insert(longest);
+    }
+    return out;
+}
+
 std::vector<save_request> settling::add(save_request request, uint64_t number, clock::time_point now) {
     resting                   added = { std::move(request), number, now, now };
     std::vector<save_request> needless;
-    const key                 root = root_key(added.turn.root);
+    const auto                superseded = superseded_by(added.turn);
     for (auto it = all.begin(); it != all.end();) {
-        const bool together  = root_key(it->turn.root) == root && it->turn.conversation.hash == added.turn.conversation.hash;
-        const bool completed = together && completes(added.turn, it->turn);
-        if (!completed && !(together && supersedes(added.turn, it->turn))) {
+        const bool completed = is_together(added.turn, it->turn) && completes(added.turn, it->turn);
+        if (!completed && superseded.count(&*it) == 0) {
             ++it;
             continue;
         }
         added.unwritten_since = std::min(added.unwritten_since, it->unwritten_since);
-        lifetime_change &       said    = added.turn.conversation.change;
-        const lifetime_change & earlier = it->turn.conversation.change;
-        said.ttl_ms    = said.ttl_ms ? said.ttl_ms : earlier.ttl_ms;
-        said.expire_ms = said.expire_ms ? said.expire_ms : earlier.expire_ms;
         std::vector<save_anchor> & theirs = it->turn.anchors;
         std::vector<save_anchor> & mine   = added.turn.anchors;
         const auto kept = std::partition(theirs.begin(), theirs.end(), [&](const save_anchor & a) {
@@ -73,12 +97,23 @@ std::vector<save_request> settling::add(save_request request, uint64_t number, c
         });
         theirs.erase(kept, theirs.end()); // It has them itself.
         if (completed) {
-            added.number = std::min(added.number, it->number); // A flush waits for the first of them.
             mine.insert(mine.begin(), std::make_move_iterator(theirs.begin()), std::make_move_iterator(theirs.end()));
         } else if (!theirs.empty()) {
-            needless.push_back(std::move(it->turn));
+            needless.emplace_back();
+            needless.back().root    = it->turn.root;
+            needless.back().anchors = std::exchange(theirs, {});
         }
-        it = all.erase(it);
+        if (!completed && !added.turn.checkpoint) {
+            it->since = now; // It stays: whether the turn that has begun will be named, too, nobody knows yet.
+            ++it;
+            continue;
+        }
+        lifetime_change &       said    = added.turn.conversation.change;
+        const lifetime_change & earlier = it->turn.conversation.change;
+        said.ttl_ms    = said.ttl_ms ? said.ttl_ms : earlier.ttl_ms;
+        said.expire_ms = said.expire_ms ? said.expire_ms : earlier.expire_ms;
+        added.number   = std::min(added.number, it->number); // A flush waits for the first of them.
+        it             = all.erase(it);
     }
     all.push_back(std::move(added));
     return needless;
@@ -89,7 +124,7 @@ settling::clock::time_point settling::due(const resting & r) const {
 }
 
 std::optional<save_request> settling::take_due(clock::time_point now, uint64_t until) {
-    const bool too_many = bytes() > max_bytes;
+    const bool too_many = is_over_limit();
     const auto it = std::find_if(all.begin(), all.end(), [&](const resting & r) { return too_many || is_due(r, now, until); });
     if (it == all.end()) {
         return std::nullopt;
@@ -104,7 +139,7 @@ bool settling::is_due(const resting & r, clock::time_point now, uint64_t until) 
 }
 
 bool settling::is_due(clock::time_point now, uint64_t until) const {
-    return bytes() > max_bytes || std::any_of(all.begin(), all.end(), [&](const resting & r) { return is_due(r, now, until); });
+    return is_over_limit() || std::any_of(all.begin(), all.end(), [&](const resting & r) { return is_due(r, now, until); });
 }
 
 std::optional<settling::clock::time_point> settling::next_due() const {

@@ -1,8 +1,9 @@
 // Folded state that waits in memory until its conversation rests. What the next turn makes needless is never written.
 //
 // A turn's anchors and its checkpoint are due when no other turn of the conversation has come for some seconds. A turn that goes on
-// from another one takes its place. Conversations that never rest are written all the same, once in a while: `kill -9` must not
-// cost all of them.
+// from another one takes its place; one whose prompt alone is known by then takes the anchors' place, and the checkpoint, which names
+// the conversation, stays until the turn has one of its own. Conversations that never rest are written all the same, once in a
+// while: `kill -9` must not cost all of them.
 //
 // Thread safety: none; the writer guards it.
 #pragma once
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <list>
 #include <optional>
+#include <set>
 #include <vector>
 
 namespace kvtier {
@@ -38,6 +40,8 @@ public:
 
     bool is_due(clock::time_point now, uint64_t until) const;
 
+    bool is_over_limit() const { return bytes() > max_bytes; }
+
     // When the next will be due.
     std::optional<clock::time_point> next_due() const;
 
@@ -55,6 +59,7 @@ private:
     };
 
     clock::time_point due(const resting & r) const;
+    std::set<const resting *> superseded_by(const save_request & request) const;
     bool              is_due(const resting & r, clock::time_point now, uint64_t until) const;
 
     const std::chrono::milliseconds rest;

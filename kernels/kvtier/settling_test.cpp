@@ -4,6 +4,7 @@
 #include "kvtier/write_budget.h"
 #include "kvtier/writer.h"
 
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -92,6 +93,96 @@ TEST(what_the_next_turn_makes_needless_is_never_written) {
     CHECK(s->stats().values.anchors_superseded == 8 * 3);
     CHECK(m.restore(*s, tokens) == 400);
     CHECK(m.restore(*s, first(tokens, 200)) == 20);
+}
+
+TEST(a_turn_keeps_its_name_while_the_next_one_has_only_a_prompt) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  tokens = random_tokens(21, 200);
+    save_request turn = named(7, planned(w, m, first(tokens, 80), { 76, 80 }, true, 0, 72));
+    turn.conversation.change.ttl_ms = 3600000;
+    CHECK(w.enqueue(turn));
+    CHECK(w.enqueue(named(7, planned(w, m, first(tokens, 120), { 116 }, false, 0, 120))));
+    drain(w);
+    CHECK(w.unwritten() == 1);
+    w.flush(); // The turn never ends, as if the process were killed.
+    CHECK(s->stats().values.anchors_superseded == 2);
+    const auto listed = s->list();
+    CHECK(listed.size() == 1 && listed.front().life.ttl_ms == 3600000);
+    CHECK(s->stats().values.anchors_written == 1);
+    CHECK(m.restore(*s, first(tokens, 118)) == 116);
+    CHECK(w.enqueue(named(7, planned(w, m, tokens, { 200 }, true, 0, 120))));
+    w.flush();
+    CHECK(s->list().size() == 1);
+    CHECK(m.restore(*s, tokens) == 200);
+}
+
+TEST(what_goes_on_from_one_answer_leaves_those_beside_it) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    auto        one = random_tokens(22, 64), two = one;
+    append(one, 23, 32);
+    append(two, 24, 32);
+    CHECK(w.enqueue(named(7, planned(w, m, one, { 96 }, true, 0, 64))));
+    CHECK(w.enqueue(named(7, planned(w, m, two, { 96 }, true, 0, 64))));
+    auto next = one;
+    append(next, 25, 32);
+    CHECK(w.enqueue(named(7, planned(w, m, next, { 128 }, true, 0, 120))));
+    w.flush();
+    CHECK(s->stats().values.anchors_superseded == 1);
+    CHECK(m.restore(*s, next) == 128);
+    CHECK(m.restore(*s, two) == 96);
+}
+
+TEST(a_flush_waits_for_what_took_the_place_of_a_turn) {
+    settling   waiting(1h, 1 << 20);
+    model      m      = hybrid();
+    const auto tokens = random_tokens(26, 100);
+    for (const uint64_t number : { 1, 2 }) {
+        save_request turn;
+        turn.root     = m.root();
+        turn.tokens   = first(tokens, number * 40);
+        turn.folded   = true;
+        turn.n_prompt = static_cast<uint32_t>(number * 40 - 2);
+        turn.conversation.hash = 7;
+        turn.anchors  = { { static_cast<uint32_t>(number * 40), {}, std::make_shared<const buffer>(8) } };
+        turn.anchors[0].k[0] = static_cast<uint8_t>(number);
+        (void) waiting.add(std::move(turn), number, settling::clock::now());
+    }
+    CHECK(waiting.size() == 1);
+    CHECK(waiting.has_any_until(1));
+}
+
+TEST(a_flush_does_not_wait_for_the_queue_to_be_empty) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    disk.set_delay_us(3000);
+    CHECK(w.enqueue(planned(w, m, random_tokens(27, 64), { 64 })));
+    std::atomic<bool> flushed{ false };
+    std::thread       others([&] {
+        const auto until = std::chrono::steady_clock::now() + 20s;
+        for (uint64_t i = 100; !flushed && std::chrono::steady_clock::now() < until;) {
+            if (w.queued() < 4) {
+                CHECK(w.enqueue(planned(w, m, random_tokens(i, 64), { 64 })));
+                i++;
+            } else {
+                std::this_thread::sleep_for(1ms);
+            }
+        }
+        CHECK(flushed);
+    });
+    while (w.queued() < 4) {
+        std::this_thread::sleep_for(1ms);
+    }
+    w.flush();
+    flushed = true;
+    others.join();
 }
 
 TEST(what_has_another_name_supersedes_nothing_and_all_of_it_can_be_removed) {

@@ -134,6 +134,12 @@ bool writer::may_write_settled() const {
     return held ? settled.has_any_until(settle_until) : settled.is_due(settling::clock::now(), settle_until);
 }
 
+// Else what is kept back comes when the queue is empty, which on a busy server may never be: neither a flush nor the bound waits
+// for that.
+bool writer::settled_comes_first() const {
+    return (!held && settled.is_over_limit()) || (n_done >= settle_until && settled.has_any_until(settle_until));
+}
+
 void writer::run() {
     mutex_lock guard(mu);
     for (;;) {
@@ -145,7 +151,7 @@ void writer::run() {
                 changed.wait(guard);
             }
         }
-        if (!queue.empty() && (stopping || may_write_queued())) {
+        if (!queue.empty() && (stopping || may_write_queued()) && !settled_comes_first()) {
             // It stays in the queue while it is written, for plan and find to see.
             const std::shared_ptr<const save_request> request = queue.front();
             const bool                                waits   = settled.concerns(*request);

@@ -75,6 +75,7 @@ private:
     bool    admits(uint64_t n_bytes) REQUIRES(mu);
     bool    may_write_queued() const REQUIRES(mu);
     bool    may_write_settled() const REQUIRES(mu);
+    bool    settled_comes_first() const REQUIRES(mu);
     void    run();
     written write(const save_request & request, bool waits);
     status  write_settled(const save_request & turn);
