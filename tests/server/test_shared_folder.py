@@ -65,6 +65,19 @@ def test_conversation_goes_on_at_another_server_and_comes_back(
     assert again.source == "cold" and again.reused >= len(said) - 21, "it is stored here by now"
 
 
+def test_anchor_that_settles_after_its_rows_is_shared(serve: Serve, tmp_path: Path, shared: Path) -> None:
+    first = start(serve, "hybrid-moe", tmp_path / "a", shared, "--cache-ssd-settle", "6")
+    prompt = first.tokens(TEXT)[:300]
+    first.complete(prompt)
+    wait_until(lambda: len(objects(shared)) > 0, 30, "the rows are there")
+    assert {path.suffix for path in objects(shared)} == {".seg"}, "the anchor has not settled yet"
+    wait_until(lambda: {path.suffix for path in objects(shared)} == {".seg", ".anc"}, 60, "the anchor has followed")
+    second = start(serve, "hybrid-moe", tmp_path / "b", shared)
+    seen(second)
+    answer = second.complete(prompt)
+    assert answer.source == "shared_folder" and answer.reused >= 290, answer.timings
+
+
 def test_damaged_files_cost_an_evaluation_and_nothing_else(serve: Serve, tmp_path: Path, shared: Path) -> None:
     first = start(serve, "dense", tmp_path / "a", shared)
     prompt = first.tokens(TEXT)[:300]

@@ -39,11 +39,9 @@ static status read_heads(shared_folder & folder, const std::vector<shared_file> 
             look.n_unreadable_files++;
             continue;
         }
-        if (s.is_corrupt()) {
-            look.n_damaged++;
-            (void) folder.remove(file.name).is_ok(); // Where that cannot be, it is not used all the same.
-        }
-        if (!s.is_miss()) {
+        look.n_damaged += s.is_corrupt();
+        const bool is_gone = s.is_miss() || (s.is_corrupt() && folder.remove(file.name).is_ok());
+        if (!is_gone) { // What is damaged and cannot be removed is not used all the same.
             out.push_back(std::move(one));
         }
     }

@@ -127,6 +127,17 @@ void shared_tier::note_lost(const status & why, const shared_name & file) {
     }
 }
 
+// It is in the folder, even if somebody removes it before the next look.
+void shared_tier::note_fetched(const status & saved, const shared_match & what, const batch & got) {
+    mutex_lock guard(mu);
+    for (size_t i = got.first; saved.is_ok() && i < got.end; i++) {
+        fetched.insert({ false, what.runs[i].k });
+    }
+    if (saved.is_ok() && got.anchor != nullptr) {
+        fetched.insert({ true, what.anchor->k });
+    }
+}
+
 // A local store that has no room now has none for the next prompt either, which would read all of it for nothing.
 void shared_tier::note_refused(const status & by_store) {
     if (by_store.is_no_space() || by_store.is_io_error() || by_store.is_exhausted()) {
@@ -165,6 +176,7 @@ status shared_tier::fetch(const chain_root & root, const shared_match & what, cl
             if (s.is_ok()) {
                 s = save_batch(root, what, now, removals_before);
                 note_refused(s);
+                note_fetched(s, what, now);
             }
             n_bytes += s.is_ok() ? now.bytes : 0;
             std::swap(now, ahead);
@@ -226,7 +238,8 @@ shared_removal shared_tier::begin_removal(const key & name_space) {
 }
 
 // Named by what they alone use here: what is evicted meanwhile for want of room is none of the removal's
-// business. With what has expired goes what no conversation has a name for.
+// business. With what has expired goes what no conversation has a name for. What was saved within a turn is its conversation's before
+// that has a checkpoint, and so is what it went on from, if nobody else's.
 shared_removal shared_tier::begin_removal(const key & name_space, const std::vector<uint64_t> & conversations) {
     const int64_t  expire_ms = rooms.options.expire_ms;
     const int64_t  now_ms    = rooms.e.now_ms();
@@ -240,7 +253,13 @@ shared_removal shared_tier::begin_removal(const key & name_space, const std::vec
             }
         }
         std::set<key> runs = own_runs(gone);
+        const std::set<uint64_t> named(conversations.begin(), conversations.end());
         for (const auto & [id, s] : all.segments) {
+            if (s->name_space == name_space && s->awaited_by != 0 && named.count(s->awaited_by) != 0) {
+                for (const run * r = &s->runs.back(); r != nullptr && (r->owner == s.get() || r->owner->users.empty()); r = r->parent) {
+                    runs.insert(r->k);
+                }
+            }
             if (s->name_space == name_space && s->users.empty() && expire_ms != 0 && now_ms - s->last_used_ms >= expire_ms) {
                 for (const run & r : s->runs) {
                     runs.insert(r.k);
@@ -261,6 +280,16 @@ bool shared_tier::finish_removal(const shared_removal & removal, clock::duration
         changed.notify_all();
     }
     return done;
+}
+
+// Whether a folder that cannot be read may have something of this user: the model's, a backend's, or the user's own.
+static bool may_hide(const std::string & unreadable, const std::string & model, const key & name_space) {
+    const size_t at = unreadable.find(model);
+    if (at == std::string::npos) {
+        return false;
+    }
+    const std::string below = unreadable.substr(at + model.size());
+    return std::count(below.begin(), below.end(), '/') < 2 || below.find(hex(name_space)) != std::string::npos;
 }
 
 // The folder may have more of them than was known here. What could not be read there may be of them, too.
@@ -292,12 +321,13 @@ status shared_tier::remove_files(std::vector<shared_removal> removals, clock::ti
                     result = s; // The others go all the same.
                 }
             }
-            const bool may_hide = (!removal.everything && now.n_unreadable_files > 0) ||
+            const bool is_hidden = (!removal.everything && now.n_unreadable_files > 0) ||
                 std::any_of(now.unreadable_folders.begin(), now.unreadable_folders.end(),
-                            [&](const std::string & path) { return path.find(model) != std::string::npos; });
-            result = result.is_ok() && may_hide ? status::io_error(now.problem) : result;
+                            [&](const std::string & path) { return may_hide(path, model, removal.name_space); });
+            result = result.is_ok() && is_hidden ? status::io_error(now.problem) : result;
+            its.index.forget(gone); // The next removal may find that nothing goes on from a static prefix any more.
+            gone.clear();
         }
-        its.index.forget(gone);
         return result;
     };
     const status s = is_any ? wait_for(start(work, true), until) : status::ok();

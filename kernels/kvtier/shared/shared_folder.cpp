@@ -213,12 +213,28 @@ status shared_folder::read_anchor(const shared_file & file, anchor_head & out) {
 status shared_folder::read(const shared_name & name, uint64_t file_size, const std::vector<shared_read> & parts,
                            const std::atomic<bool> & abandoned) {
     const std::string path = path_of(name);
-    const status      s    = read_once(path, file_size, parts, abandoned);
-    if (!s.is_miss() || abandoned) {
+    status            s    = read_once(path, file_size, parts, abandoned);
+    if (s.is_miss() && !abandoned) {
+        s = read_once(path, file_size, parts, abandoned);
+    }
+    return s.is_corrupt() ? explain(name, parts, s) : s;
+}
+
+// Whether the file is damaged, or is another one than these parts are of: what one server has evicted another writes with its own bytes.
+status shared_folder::explain(const shared_name & name, const std::vector<shared_read> & parts, const status & damaged) {
+    const shared_file file = { name, std::numeric_limits<uint64_t>::max(), 0 };
+    segment_head      of_segment;
+    anchor_head       of_anchor;
+    if (const status s = name.is_anchor ? read_anchor(file, of_anchor) : read_segment(file, of_segment); !s.is_ok()) {
         return s;
     }
-    const status again = read_once(path, file_size, parts, abandoned);
-    return again.is_corrupt() ? s : again; // Another server's file has taken its name: it is not what was looked for, but sound.
+    const bool is_promised = std::all_of(parts.begin(), parts.end(), [&](const shared_read & part) {
+        return name.is_anchor ? of_anchor.payload_offset == part.offset && of_anchor.checksum == part.checksum
+            : std::any_of(of_segment.runs.begin(), of_segment.runs.end(), [&](const run_entry & r) {
+                  return r.payload_offset == part.offset && r.checksum == part.checksum;
+              });
+    });
+    return is_promised ? damaged : status::miss(path_of(name) + ": another server's file has taken its name");
 }
 
 status shared_folder::read_once(const std::string & path, uint64_t file_size, const std::vector<shared_read> & parts,
@@ -348,6 +364,7 @@ status shared_folder::write_claimed(const shared_copy & copy, claim & own, const
         give_up(own);
         return s;
     }
+    s = s.is_ok() && !is_wanted() ? given_up() : s; // Something was removed while it was written: it may be about this.
     return s.is_ok() ? e.rename(own.path, path_of(copy.name)) : s;
 }
 

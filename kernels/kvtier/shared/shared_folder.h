@@ -144,6 +144,7 @@ private:
                               shared_written & out);
     bool        has(const shared_name & name);
     void        renew(const std::vector<claim> & claims);
+    status      explain(const shared_name & name, const std::vector<shared_read> & parts, const status & damaged);
     status      read_once(const std::string & path, uint64_t file_size, const std::vector<shared_read> & parts,
                           const std::atomic<bool> & abandoned);
     status      write_all(writable_file & file, const shared_copy & copy, const std::function<bool()> & is_wanted);

@@ -29,13 +29,18 @@ bool shared_index::concerns(const shared_name & name) const {
            (of.users || name.place.name_space == key{});
 }
 
+static bool is_alike(const shared_file & a, const shared_file & b) {
+    return a.bytes == b.bytes && a.modified_ms == b.modified_ms;
+}
+
 std::vector<shared_file> shared_index::unknown(const shared_listing & listing) const {
     std::vector<shared_file> out;
     mutex_lock               guard(mu);
     for (const shared_file & file : listing.files) {
         if (concerns(file.name)) {
             const auto it = files.find(file.name.path());
-            if (it == files.end() || !it->second.is_seen) {
+            const bool is_new = it == files.end() || !it->second.is_seen;
+            if (is_new || (!it->second.is_usable() && !is_alike(it->second.file, file))) {
                 out.push_back(file);
             }
         }
@@ -180,27 +185,70 @@ bool shared_index::anchor_file(const key & name_space, const key & k, shared_nam
     return found != anchors.end();
 }
 
+bool shared_index::entry::is_static_segment() const {
+    return of_segment != nullptr && (of_segment->flags & format::flag_static_prefix) != 0;
+}
+
+bool shared_index::entry::has_any(const std::set<key> & keys) const {
+    return of_segment != nullptr &&
+           std::any_of(of_segment->runs.begin(), of_segment->runs.end(), [&](const run & r) { return keys.count(r.k) != 0; });
+}
+
+// What files go on from that stay when these are gone.
+std::set<key> shared_index::needed_without(const std::set<std::string> & gone) const {
+    std::set<key> out;
+    for (const auto & [path, known] : files) {
+        if (known.of_segment != nullptr && gone.count(path) == 0) {
+            const run * before = nullptr;
+            for (const run & r : known.of_segment->runs) {
+                if (before == nullptr || before->k != r.parent_key) {
+                    out.insert(r.parent_key);
+                }
+                before = &r;
+            }
+        }
+    }
+    return out;
+}
+
 // Also what is not in the tree counts: a run whose beginning is gone still has words in it.
 std::vector<shared_name> shared_index::files_of(const std::set<key> & keys) const {
     std::set<key>            gone = keys;
     std::set<std::string>    taken;
     std::vector<shared_name> out;
     mutex_lock               guard(mu);
-    for (bool more = true; more;) {
-        more = false;
-        for (const auto & [path, known] : files) {
-            bool has_any = known.of_anchor != nullptr && gone.count(known.of_anchor->k) != 0;
-            if (known.of_segment != nullptr) {
-                for (const run & r : known.of_segment->runs) {
-                    if (gone.count(r.k) != 0 || gone.count(r.parent_key) != 0) {
-                        has_any = true;
-                        more    = gone.insert(r.k).second || more;
-                    }
+    for (const auto & [path, known] : files) {
+        for (size_t i = 0; known.is_static_segment() && i < known.of_segment->runs.size(); i++) {
+            gone.erase(known.of_segment->runs[i].k);
+        }
+    }
+    const auto take = [&](const std::string & path, const entry & known, const std::set<key> & named) {
+        bool has_any = known.of_anchor != nullptr && named.count(known.of_anchor->k) != 0;
+        if (known.of_segment != nullptr) {
+            for (const run & r : known.of_segment->runs) {
+                if (named.count(r.k) != 0 || gone.count(r.parent_key) != 0) {
+                    has_any = true;
+                    gone.insert(r.k);
                 }
             }
-            if (has_any && taken.insert(path).second) {
-                out.push_back(known.file.name);
-                more = true;
+        }
+        if (has_any && taken.insert(path).second) {
+            out.push_back(known.file.name);
+        }
+    };
+    for (size_t n_before = SIZE_MAX; n_before != taken.size() + gone.size();) {
+        n_before = taken.size() + gone.size();
+        for (const auto & [path, known] : files) {
+            if (!known.is_static_segment()) {
+                take(path, known, gone);
+            }
+        }
+        if (n_before == taken.size() + gone.size()) { // What is left goes on from something else.
+            const std::set<key> needed = needed_without(taken);
+            for (const auto & [path, known] : files) {
+                if (known.is_static_segment() && !known.has_any(needed)) {
+                    take(path, known, keys);
+                }
             }
         }
     }
@@ -225,7 +273,7 @@ shared_index::totals shared_index::count() const {
     for (const auto & [path, known] : files) {
         out.n_files++;
         out.bytes   += known.file.bytes;
-        out.n_known += known.of_segment != nullptr || known.of_anchor != nullptr;
+        out.n_known += known.is_usable();
     }
     return out;
 }

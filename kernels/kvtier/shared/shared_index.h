@@ -75,7 +75,7 @@ public:
     // Those whose heads are not known yet.
     std::vector<shared_file> unknown(const shared_listing & listing) const;
 
-    // Heads of files; a null one cannot be used, and is not asked for again.
+    // Heads of files; a null one cannot be used, and is not asked for again before the file changes.
     struct news {
         shared_file              file;
         std::shared_ptr<segment> of_segment;
@@ -95,7 +95,8 @@ public:
     bool file_of(const key & k, shared_name & out) const;
     bool anchor_file(const key & name_space, const key & k, shared_name & out) const;
 
-    // The files that hold one of these runs, or its anchor, or what goes on from it.
+    // The files that hold one of these runs, or its anchor, or what goes on from it: the same conversation may have gone on at another
+    // server. Behind a static prefix others' conversations begin: it goes when nothing is left that goes on from it.
     std::vector<shared_name> files_of(const std::set<key> & keys) const;
     std::vector<shared_name> files_of_name_space(const key & name_space) const;
 
@@ -118,11 +119,16 @@ private:
         bool                     is_seen = false; // its head was read, or tried
         std::shared_ptr<segment> of_segment;
         std::shared_ptr<anchor>  of_anchor;
+
+        bool is_usable() const { return of_segment != nullptr || of_anchor != nullptr; }
+        bool is_static_segment() const;
+        bool has_any(const std::set<key> & keys) const; // runs
     };
 
     void learn(news found) REQUIRES(mu);
     static void see(entry & known, shared_file file, clock::time_point now);
     void link_all() REQUIRES(mu);
+    std::set<key> needed_without(const std::set<std::string> & gone) const REQUIRES(mu);
 
     const scope of;
 

@@ -77,20 +77,43 @@ std::vector<shared_tier::local_object> shared_tier::objects_in_use() const {
         }
         return found;
     });
-    for (local_object & object : out) {
-        for (auto it = object.missing.begin(); it != object.missing.end();) {
-            shared_name file;
-            const bool  is_there = object.is_anchor ? own->index.anchor_file(object.name_space, *it, file) : own->index.file_of(*it, file);
-            if (is_there) {
-                object.there.push_back(file);
-            }
-            it = is_there ? object.missing.erase(it) : std::next(it);
-        }
-    }
     std::sort(out.begin(), out.end(), [](const local_object & a, const local_object & b) {
         return std::make_pair(a.is_anchor, a.at) < std::make_pair(b.is_anchor, b.at);
     });
     return out;
+}
+
+// What is in use here, and what of it the folder lacks. What is there counts as published, whoever wrote it: what somebody removes or
+// evicts there comes again only when it is used again. What is not in use here any more is forgotten.
+std::vector<shared_tier::local_object> shared_tier::compare() {
+    std::map<key, int64_t>         runs, anchors;
+    std::set<std::pair<bool, key>> came;
+    {
+        mutex_lock guard(mu);
+        came.swap(fetched);
+    }
+    std::vector<local_object> used = objects_in_use(); // with all of those
+    for (local_object & object : used) {
+        const std::map<key, int64_t> & before = published(object);
+        std::map<key, int64_t> &       now    = object.is_anchor ? anchors : runs;
+        for (auto it = object.missing.begin(); it != object.missing.end();) {
+            shared_name file;
+            const bool  is_there = object.is_anchor ? own->index.anchor_file(object.name_space, *it, file) : own->index.file_of(*it, file);
+            const auto  known    = before.find(*it);
+            if (is_there) {
+                object.there.push_back(file);
+                now[*it] = std::min(object.used_ms, looked_ms); // It may have gone since it was looked at, and have been used again.
+            } else if (came.count({ object.is_anchor, *it }) != 0) {
+                now[*it] = object.used_ms;
+            } else if (known != before.end()) {
+                now[*it] = known->second;
+            }
+            it = is_there ? object.missing.erase(it) : std::next(it);
+        }
+    }
+    published_runs    = std::move(runs);
+    published_anchors = std::move(anchors);
+    return used;
 }
 
 static status read_checked(const readable_file & file, const std::string & path, uint64_t offset, uint64_t size, uint64_t checksum,
@@ -314,34 +337,35 @@ status shared_tier::add_copy(shared_copy copy, publishing & now) {
     return status::ok();
 }
 
-// Its last copies may be written with those of others.
+// Its last copies may be written with those of others. Says what the folder said: what could not be read here is left to whoever looks
+// after the local store.
 status shared_tier::publish_object(const local_object & object, publishing & now) {
-    const status s = copies_of(object, [&](shared_copy copy) {
-        return stopping ? status::miss("stopping") : add_copy(std::move(copy), now);
+    status       written = status::ok();
+    const status read    = copies_of(object, [&](shared_copy copy) {
+        written = stopping ? status::miss("stopping") : add_copy(std::move(copy), now);
+        return written;
     });
-    if (s.is_ok()) {
+    if (read.is_ok()) {
         now.whole.push_back(&object);
     }
-    return s;
+    now.n_left -= !read.is_ok() && written.is_ok();
+    return written;
 }
 
-static bool is_folders_problem(const status & s) {
-    return s.is_over_budget() || s.is_no_space() || s.is_io_error();
+bool shared_tier::may_write() const {
+    mutex_lock guard(mu);
+    return !held && clock::now() >= publish_after;
 }
 
 void shared_tier::publish_all() {
-    {
-        mutex_lock guard(mu);
-        if (held || clock::now() < publish_after) {
-            return;
-        }
-    }
     since_ms = std::min(since_ms, rooms.e.now_ms()); // The clock may have been set back.
     publishing now;
     now.removals_before = own->n_removals;
-    std::vector<local_object> used = objects_in_use();
-    touch_used(used);
-    // What was evicted there since it was published comes again when it has been used since.
+    std::vector<local_object> used = compare();
+    const bool is_let = may_write();
+    if (is_let) {
+        touch_used(used);
+    }
     used.erase(std::remove_if(used.begin(), used.end(), [&](const local_object & object) {
         const std::map<key, int64_t> & already = published(object);
         return std::all_of(object.missing.begin(), object.missing.end(), [&](const key & k) {
@@ -353,42 +377,48 @@ void shared_tier::publish_all() {
     const auto goes_on = [&] { return !stopping && is_usable() && now.removals_before == own->n_removals; };
     status     problem = status::ok();
     now.n_left         = used.size();
+    if (!is_let) {
+        mutex_lock guard(mu);
+        counted.unpublished = now.n_left;
+        return;
+    }
     for (const local_object & object : used) {
         if (!goes_on() || (is_look_due() && !refresh())) {
             break;
         }
-        const status s = publish_object(object, now);
-        if (is_folders_problem(s)) {
-            problem = s;
+        if (problem = publish_object(object, now); !problem.is_ok()) {
             break;
         }
-        now.n_left -= !s.is_ok(); // What could not be read here is left to whoever looks after the local store.
     }
-    if (goes_on()) { // What was gathered before a file that cannot be read here is published all the same.
+    if (goes_on()) { // What was gathered before the trouble is published all the same.
         const status s = write_copies(now);
-        problem        = problem.is_ok() && is_folders_problem(s) ? s : problem;
+        problem        = problem.is_ok() ? s : problem;
     }
+    const bool is_put_off = problem.is_miss(); // Something was removed, or it stops: the next round has it.
     needs_room = problem.is_over_budget();
     mutex_lock guard(mu);
-    if ((problem.is_no_space() && !needs_room) || problem.is_io_error()) {
+    if (!problem.is_ok() && !is_put_off && !needs_room) {
         publish_after = clock::now() + options.off_for; // Its disk is full or refuses, or the day's writes are used up.
     }
     counted.unpublished = now.n_left;
-    why_unpublished     = problem.message();
+    why_unpublished     = is_put_off ? "" : problem.message();
 }
 
 // Whoever evicts sees by a file's time that it was used. It need not know of every use.
 void shared_tier::touch_used(const std::vector<local_object> & used) {
-    const auto names = std::make_shared<std::vector<shared_name>>();
+    const auto                     names = std::make_shared<std::vector<shared_name>>();
+    std::map<std::string, int64_t> now;
     for (const local_object & object : used) {
         for (const shared_name & name : object.there) {
-            int64_t & before = touched[name.path()];
+            const auto known  = touched.find(name.path());
+            int64_t &  before = now.emplace(name.path(), known == touched.end() ? 0 : known->second).first->second;
             if (object.used_ms - before >= options.touch.count()) {
                 before = object.used_ms;
                 names->push_back(name);
             }
         }
     }
+    touched = std::move(now);
     if (!names->empty()) {
         (void) call([names](core & its, const std::atomic<bool> & abandoned) {
             for (size_t i = 0; i < names->size() && !abandoned; i++) {

@@ -19,8 +19,8 @@ TEST(removing_a_conversation_removes_it_from_the_folder_too) {
     second.conversation.hash = 2;
     CHECK(a.s->save(second).is_ok());
     CHECK(a.tier->publish(10s));
-    auto b = std::make_unique<const server>(network);
-    CHECK(within(10s, [&] { return b->tier->stats().n_usable > 0; }));
+    const server b(network);
+    CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
 
     uint64_t       freed = 0, n_files = 0;
     shared_removal removal = a.tier->begin_removal(key{}, { 2 });
@@ -28,14 +28,87 @@ TEST(removing_a_conversation_removes_it_from_the_folder_too) {
     CHECK(a.tier->finish_removal(removal, 10s, n_files));
     CHECK(n_files == 1);
     CHECK(a.tier->publish(10s));
-    CHECK(within(10s, [&] { return b->restore(gone) == 64; }));
-    CHECK(b->restore(kept) == 128);
-    b.reset(); // It has used them, and would publish them again.
+    CHECK(within(10s, [&] { return b.restore(gone) == 64; }));
+    CHECK(b.restore(kept) == 128);
+    CHECK(b.tier->publish(10s)); // It sees that what it has is there.
 
     removal = a.tier->begin_removal(key{});
     CHECK(a.s->remove_name_space(key{}, freed).is_ok());
     CHECK(a.tier->finish_removal(removal, 10s, n_files));
     CHECK(objects(network).empty());
+    CHECK(b.tier->publish(10s));
+    CHECK(objects(network).empty()); // What was fetched is not put back by whoever has it.
+}
+
+TEST(what_others_have_begun_with_the_same_static_prefix_stays) {
+    for (const size_t folded_size : { size_t(0), size_t(3000) }) {
+        network_disk & network = new_network_disk();
+        model        m;
+        m.folded_size = folded_size;
+        const server a(network, m), b(network, m);
+        const auto   prefix = random_tokens(1, 64);
+        auto         mine = prefix, theirs = prefix;
+        append(mine, 2, 64);
+        append(theirs, 3, 64);
+        const auto save = [&](const server & at, uint64_t conversation, const std::vector<token> & talk) {
+            save_request request = m.request(*at.s, talk, 64, true, folded_size > 0 ? std::vector<uint32_t>{ 64 } : std::vector<uint32_t>{});
+            request.conversation.hash = conversation;
+            return at.s->save(request).is_ok() && at.tier->publish(10s);
+        };
+        const auto remove = [&](const server & at, uint64_t conversation) {
+            uint64_t             freed = 0, n_files = 0;
+            const shared_removal removal = at.tier->begin_removal(key{}, { conversation });
+            CHECK(at.s->remove_conversation(key{}, conversation, freed).is_ok());
+            CHECK(at.tier->finish_removal(removal, 10s, n_files));
+        };
+        CHECK(save(a, 1, mine) && save(b, 2, theirs));
+        remove(a, 1);
+        const server c(network, m);
+        CHECK(within(10s, [&] { return c.restore(theirs) == 128; }));
+        CHECK(c.restore(mine) == 64);
+        remove(b, 2);
+        CHECK(objects(network).empty());
+        CHECK(c.tier->publish(10s));
+        CHECK(objects(network).empty());
+    }
+}
+
+TEST(a_static_prefix_goes_with_the_last_of_several_removals) {
+    network_disk & network = new_network_disk();
+    const server a(network);
+    for (const uint64_t c : { 1, 2 }) {
+        auto talk = random_tokens(1, 64);
+        append(talk, 10 + c, 64);
+        save_request request = a.m.request(*a.s, talk, 64);
+        request.conversation.hash = c;
+        CHECK(a.s->save(request).is_ok());
+    }
+    CHECK(a.tier->publish(10s));
+    CHECK(objects(network).size() == 3);
+    network.no_remove = ".seg";
+    for (const uint64_t c : { 1, 2 }) {
+        uint64_t             freed = 0, n_files = 0;
+        const shared_removal removal = a.tier->begin_removal(key{}, { c });
+        CHECK(a.s->remove_conversation(key{}, c, freed).is_ok());
+        CHECK(!a.tier->finish_removal(removal, 10s, n_files));
+    }
+    network.no_remove = "";
+    CHECK(within(10s, [&] { return objects(network).empty(); }));
+}
+
+TEST(a_prompt_whose_turn_never_ended_goes_with_its_conversation) {
+    network_disk & network = new_network_disk();
+    const server a(network);
+    const auto   talk    = random_tokens(1, 100);
+    save_request request = a.m.request(*a.s, talk, 0, false);
+    request.conversation.hash = 5;
+    CHECK(a.s->save(request).is_ok() && a.tier->publish(10s));
+    CHECK(objects(network).size() == 1);
+    uint64_t             freed = 0, n_files = 0;
+    const shared_removal removal = a.tier->begin_removal(key{}, { 5 });
+    CHECK(a.s->remove_conversation(key{}, 5, freed).is_ok());
+    CHECK(a.tier->finish_removal(removal, 10s, n_files));
+    CHECK(n_files == 1 && objects(network).empty());
 }
 
 TEST(what_conversations_share_goes_with_the_last_of_them) {

@@ -109,7 +109,7 @@ status shared_tier::wait_for(const job_pointer & job, clock::time_point until) {
 // As long as it takes, if it does not hang.
 status shared_tier::call(folder_work work) {
     const status s = wait_for(start(std::move(work)), clock::time_point::max());
-    if (s.is_io_error() || s.is_exhausted()) {
+    if (!s.is_ok() && !stopping) {
         note_trouble(s);
     }
     return s;
@@ -195,6 +195,7 @@ shared_stats shared_tier::stats() const {
     shared_stats               out = counted;
     out.is_on    = is_seen && !is_off && !hangs();
     out.why      = is_off ? why_off : hangs() ? no_answer().message() : !is_seen ? "the folder has not been looked at yet"
+                 : held && out.unpublished > 0 ? options.dir + ": nothing is written there for now"
                  : why_unpublished.empty() ? why_unreadable : why_unpublished;
     out.n_files  = there.n_files;
     out.bytes    = there.bytes;
@@ -230,7 +231,7 @@ void shared_tier::wait_for_work(uint64_t n_saved) {
     n_ended = n_begun;
     changed.notify_all();
     while (!stopping && n_asked <= n_begun) {
-        const bool is_awaited = wanted || is_off || counted.unpublished > 0 || rooms.count.saves != n_saved;
+        const bool is_awaited = wanted || is_off || (counted.unpublished > 0 && !held) || rooms.count.saves != n_saved;
         const auto due        = ended + (is_awaited ? look_interval() : options.idle_refresh);
         if (clock::now() >= due) {
             return;
@@ -273,8 +274,9 @@ void shared_tier::look_after() {
 }
 
 bool shared_tier::refresh() {
-    const auto began = clock::now();
-    const auto found = std::make_shared<folder_look>();
+    const auto    began    = clock::now();
+    const int64_t began_ms = rooms.e.now_ms();
+    const auto    found    = std::make_shared<folder_look>();
     if (!call([found, was_used = notes.has_used(options.dir)](core & its, const std::atomic<bool> & abandoned) {
             return look_into(its.folder, its.index, was_used, abandoned, *found);
         }).is_ok()) {
@@ -288,6 +290,7 @@ bool shared_tier::refresh() {
     limit = options.limit != 0 ? options.limit : std::min((found->free_bytes + own->index.count().bytes) / 5, max_default_limit);
     renew_lease(found->lease);
     refresh_took = clock::now() - began;
+    looked_ms    = began_ms;
     mutex_lock guard(mu);
     counted.damaged += found->n_damaged;
     counted.limit    = limit;

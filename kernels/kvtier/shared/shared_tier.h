@@ -32,6 +32,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace kvtier {
@@ -77,7 +78,7 @@ struct shared_stats {
     uint64_t    damaged = 0;       // files
     uint64_t    unreadable = 0;    // files and folders, when last looked at
     uint64_t    stalls = 0;        // calls that took longer than the time-out
-    uint64_t    unpublished = 0;   // files to be, when last looked at
+    uint64_t    unpublished = 0;   // segments and anchors to be, when last looked at
 };
 
 class shared_tier {
@@ -182,6 +183,7 @@ private:
     void evict(double high, double low);
     void remove_unfinished(std::vector<std::string> names);
     void remove_pending();
+    bool may_write() const;
     void publish_all();
     status publish_object(const local_object & object, publishing & now);
     status add_copy(shared_copy copy, publishing & now);
@@ -191,6 +193,7 @@ private:
     void touch_used(const std::vector<local_object> & used);
 
     std::vector<local_object> objects_in_use() const;
+    std::vector<local_object> compare();
     std::set<key>             stored_keys(const key & name_space) const;
     status                    copies_of(const local_object & object, const std::function<status(shared_copy)> & each) const;
 
@@ -200,6 +203,7 @@ private:
     status save_batch(const chain_root & root, const shared_match & what, const batch & got, uint64_t removals_before);
     void   note_lost(const status & why, const shared_name & file);
     void   note_refused(const status & by_store);
+    void   note_fetched(const status & saved, const shared_match & what, const batch & got);
 
     bool           is_being_removed(const key & name_space, const shared_match & what) const;
     shared_removal note_removal(shared_removal removal);
@@ -222,6 +226,7 @@ private:
     std::string        why_unpublished GUARDED_BY(mu);
     std::string        why_unreadable GUARDED_BY(mu);
     clock::time_point  fetch_after GUARDED_BY(mu);       // the local store has refused
+    std::set<std::pair<bool, key>> fetched GUARDED_BY(mu); // since the keeper last compared: whether it is an anchor, and its key
     bool               is_busy GUARDED_BY(mu)   = false; // the keeper, with something else than a look
     bool               told_off GUARDED_BY(mu)  = false;
     bool               is_off GUARDED_BY(mu)    = false;
@@ -238,13 +243,14 @@ private:
     int64_t                            since_ms; // what was used before is not published
     eviction_lease                     lease;
     clock::duration                    refresh_took{};
+    int64_t                            looked_ms = 0; // when the last look began, by the clock that uses are noted by
     uint64_t                           limit = 0;
     bool                               needs_room = false;
     clock::time_point                  publish_after;
     unfinished_watch                   unfinished;
-    std::map<key, int64_t>             published_runs; // with when they were last used then
+    std::map<key, int64_t>             published_runs; // by anybody, with when they were last used here then
     std::map<key, int64_t>             published_anchors; // likewise; one has the key of the run that it follows
-    std::map<std::string, int64_t>     touched;   // files, likewise
+    std::map<std::string, int64_t>     touched; // files, likewise
 
     std::thread keeper;
 };

@@ -140,6 +140,68 @@ TEST(a_damaged_file_is_a_miss_and_is_published_again) {
     CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
 }
 
+TEST(a_sound_file_that_has_taken_the_name_of_another_stays) {
+    network_disk & network = new_network_disk();
+    network_disk & other   = new_network_disk();
+    model        wide;
+    wide.bytes_per_token = 16; // The same name, and other bytes.
+    const auto   talk = random_tokens(1, 100);
+    CHECK(server(other, wide).save_and_publish(talk));
+    const server a(network);
+    CHECK(a.save_and_publish(talk));
+    shared_options o = quick();
+    o.refresh = o.idle_refresh = 1h;
+    const server b(network, {}, o);
+    CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
+    const std::string path = objects(network).front();
+    CHECK(objects(other).front() == path);
+    network.put(path, other.get(path));
+    CHECK(b.restore(talk) == 0);
+    CHECK(b.tier->stats().damaged == 0);
+    CHECK(network.get(path) == other.get(path));
+}
+
+TEST(a_damaged_file_that_somebody_replaces_is_read_again) {
+    network_disk & network = new_network_disk();
+    const auto   talk = random_tokens(1, 100);
+    CHECK(server(network).save_and_publish(talk));
+    const std::string path  = objects(network).front();
+    const std::string sound = network.get(path);
+    network.put(path, sound.substr(0, sound.size() / 2));
+    network.no_remove = ".seg";
+    const server b(network);
+    CHECK(within(10s, [&] { return b.tier->stats().damaged > 0; }));
+    CHECK(b.restore(talk) == 0);
+    network.put(path, sound);
+    network.set_now_ms(network.now_ms() + 1000);
+    CHECK(network.touch(path).is_ok());
+    CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
+}
+
+TEST(a_folder_that_cannot_be_used_is_off_and_says_why) {
+    network_disk & network = new_network_disk();
+    network.put_link(std::string(shared_dir) + "/incoming");
+    const server a(network);
+    CHECK(a.save(random_tokens(1, 100)));
+    CHECK(!a.tier->publish(10s));
+    CHECK(!a.tier->stats().is_on);
+    CHECK(contains(a.tier->stats().why, "incoming"));
+}
+
+TEST(what_is_not_published_while_writes_are_held_is_told) {
+    network_disk & network = new_network_disk();
+    const server a(network);
+    a.tier->hold(true);
+    CHECK(!a.save_and_publish(random_tokens(1, 100)));
+    CHECK(a.tier->stats().unpublished == 1);
+    CHECK(!a.tier->stats().why.empty());
+    CHECK(objects(network).empty());
+    a.tier->hold(false);
+    CHECK(a.tier->publish(10s));
+    CHECK(a.tier->stats().why.empty());
+    CHECK(objects(network).size() == 1);
+}
+
 TEST(files_of_anybody_are_refused) {
     network_disk & network = new_network_disk();
     const server a(network);
