@@ -14,7 +14,7 @@ import tarfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pyrun import console
+from pyrun import archives, console
 from pyrun.errors import UserError
 from pyrun.machine.rocm import is_old
 from pyrun.upstream.fetch import sha256_of
@@ -83,9 +83,7 @@ def _unpack(path: Path, sha256: str, temporary: Path) -> RocmSdk:
     with console.waiting(f"unpacking {path.name}; this takes minutes"):
         try:
             with tarfile.open(path) as tar:
-                # It refuses paths and links that lead outside; the first releases of Python 3.10 do not have it.
-                tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
-                tar.extractall(temporary / "all")
+                archives.extract_all(tar, temporary / "all")
         except tarfile.TarError as error:
             raise UserError(f"{path} cannot be unpacked: {error}", "give a tarball, as AMD publishes it") from error
     # The archive may have one folder around everything.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyrun import archives
 from pyrun.bundle.make import Made
 from pyrun.errors import UserError
 from pyrun.server.ask import direct
@@ -36,9 +37,7 @@ def try_bundle(made: Made, model: Path | None) -> Tried:
     with tempfile.TemporaryDirectory(prefix="llama-run-bundle-") as temporary:
         root = Path(temporary) / FOLDER
         with tarfile.open(made.archive) as tar:
-            # The first releases of Python 3.10 do not have it.
-            tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
-            tar.extractall(root)
+            archives.extract_all(tar, root)
         program = root / made.name / "llama-run"
         home = root / "home"
         home.mkdir()

@@ -14,7 +14,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyrun import console
+from pyrun import archives, console
 from pyrun.errors import UserError
 from pyrun.home import Home
 from pyrun.upstream import fetch, patches
@@ -122,15 +122,13 @@ def _unpack(archive: Path, pin: Pin, target: Path) -> bytes:
     store = target.with_name(target.name + ".objects")
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            # The filter refuses paths that lead outside; the first releases of Python 3.10 do not have it.
-            tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
             for member in tar:
                 if member.name.startswith(inside) and member.name != f"{inside}.git":
                     member.name = member.name.removeprefix(inside)
-                    tar.extract(member, target)
+                    archives.extract(tar, member, target)
                 elif member.name.startswith(git_objects) and member.name != f"{git_objects}config":
                     member.name = member.name.removeprefix(git_objects)
-                    tar.extract(member, store / ".git")
+                    archives.extract(tar, member, store / ".git")
         result = Git(store).attempt("cat-file", "commit", pin.commit)
         if result.code != 0:
             raise UserError(f"{archive.name} does not carry the upstream commit {pin.commit}", "check the pin")

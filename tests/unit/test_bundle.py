@@ -16,7 +16,7 @@ from fakes.machines import MACHINES, snapshot_of
 from fakes.models import gguf_bytes
 from helpers import ROOT, free_port
 
-from pyrun import _kernels
+from pyrun import _kernels, archives
 from pyrun.build.builder import BuildResult
 from pyrun.bundle import make, start
 from pyrun.bundle.contents import page_parts
@@ -178,8 +178,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.fixture
 def unpacked(made: Made, tmp_path: Path) -> Path:
     with tarfile.open(made.archive) as tar:
-        tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
-        tar.extractall(tmp_path / "mit Leerzeichen und Umläuten")
+        archives.extract_all(tar, tmp_path / "mit Leerzeichen und Umläuten")
     return tmp_path / "mit Leerzeichen und Umläuten" / made.name
 
 
