@@ -159,21 +159,17 @@ void writer::run() {
             const uint64_t size = request->bytes();
             written        done = write(*request, waits);
             guard.lock();
-            std::vector<save_request> needless;
             if (done.keeps_back) {
-                needless = settled.add(std::move(done.later), n_done + 1, settling::clock::now());
+                auto needless = settled.add(std::move(done.later), n_done + 1, settling::clock::now());
+                guard.unlock();
+                give_up(std::move(needless));
+                guard.lock();
             }
             error  = done.wrote || !done.result.is_ok() ? done.result.message() : error;
             bytes -= size;
             n_done++;
-            queue.pop_front();
+            queue.pop_front(); // Who sees it done sees counted what it made needless, too.
             changed.notify_all();
-            guard.unlock();
-            for (const save_request & turn : needless) {
-                target.count().anchors_superseded += turn.anchors.size();
-                target.give_up_unwritten(turn);
-            }
-            guard.lock();
         } else if (const auto turn = settled.take_due(held ? settling::clock::time_point::min() : settling::clock::now(),
                                                       stopping ? n_queued : settle_until)) {
             settling_one = true;
@@ -214,6 +210,14 @@ writer::written writer::write(const save_request & request, bool waits) {
     });
     tell(done.result, done.wrote);
     return done;
+}
+
+// By value: what nobody else holds is freed here, while nobody waits for the lock.
+void writer::give_up(std::vector<save_request> needless) {
+    for (const save_request & turn : needless) {
+        target.count().anchors_superseded += turn.anchors.size();
+        target.give_up_unwritten(turn);
+    }
 }
 
 status writer::write_settled(const save_request & turn) {

@@ -78,6 +78,7 @@ private:
     bool    settled_comes_first() const REQUIRES(mu);
     void    run();
     written write(const save_request & request, bool waits);
+    void    give_up(std::vector<save_request> needless);
     status  write_settled(const save_request & turn);
     status  guarded(const std::function<status()> & work);
     void    tell(const status & result, bool wrote);
