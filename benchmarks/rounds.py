@@ -89,12 +89,18 @@ def end(result: CrowdResult) -> None:
         if ratios:
             peer["evaluated_per_new"] = summarise(ratios)
         later = [
-            min(_by_token(row) for row in each["answers"]) / _by_token(alone)
+            min(_by_token(row) for row in _evaluating(each["answers"])) / _by_token(alone)
             for each in rounds
             if (alone := each["alone"]) is not None
         ]
         if later:
             peer["first_to_alone"] = summarise(later)
+
+
+def _evaluating(answers: list[CrowdAnswer]) -> list[CrowdAnswer]:
+    """Those that evaluated the beginning: whoever went on from it tells nothing of what that costs."""
+    most = max(row["evaluated"] for row in answers)
+    return [row for row in answers if 2 * row["evaluated"] > most]
 
 
 def _by_token(row: CrowdAnswer) -> float:

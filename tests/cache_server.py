@@ -189,7 +189,16 @@ class CacheServer:
         )
         assert self.process.poll() is None, self.said()
 
+    def can_be_stopped(self) -> bool:
+        """Upstream says that it is ready a moment before it knows what to do with SIGTERM."""
+        if self.process.poll() is not None:
+            return True
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii", errors="replace")
+        (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
     def stop(self) -> None:
+        wait_until(self.can_be_stopped, 60 * PATIENCE, "it knows what to do with SIGTERM")
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(60) == 0, self.said()
 

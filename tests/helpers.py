@@ -52,6 +52,15 @@ def only_server(launcher: int) -> int:
     return pid
 
 
+def children_told(word: str) -> list[psutil.Process]:
+    """Those that this process started, and theirs, with that word in their command. One that has ended has none."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [child] if word in child.cmdline() else []
+    return found
+
+
 def is_running(pid: int) -> bool:
     """Whether the process is there and not a zombie that waits for its parent."""
     try:

@@ -32,11 +32,14 @@ bool is_sound(const save_request & save) {
                         [](const auto & data) { return data->is_there() && !data->wait(); });
 }
 
+size_t n_tokens_in_common(const save_request & save, const lookup_request & asked) {
+    const size_t n_both = std::min(asked.n_tokens, save.tokens.size());
+    return static_cast<size_t>(std::mismatch(asked.tokens, asked.tokens + n_both, save.tokens.begin()).first - asked.tokens);
+}
+
 // Those that are of more use than n_stored tokens. Where it ends within a run of another save, that one is found by itself.
-void add_candidates(const save_request & save, const lookup_request & asked, size_t n_stored, std::vector<candidate> & out) {
-    const size_t n_both   = std::min(asked.n_tokens, save.tokens.size());
-    const auto   parted   = std::mismatch(asked.tokens, asked.tokens + n_both, save.tokens.begin());
-    const size_t n_common = static_cast<size_t>(parted.first - asked.tokens);
+void add_candidates(const save_request & save, const lookup_request & asked, size_t n_common, size_t n_stored,
+                    std::vector<candidate> & out) {
     const size_t n_useful = std::min(n_common, asked.limit);
     if (n_useful <= n_stored) {
         return;
@@ -122,8 +125,13 @@ match find_with_queued(const lookup_request & request, const queued_saves & queu
     std::vector<candidate>            candidates;
     for (const auto & save : queue) {
         if (root_key(save->root) == root && is_sound(*save)) {
+            const size_t n_common = n_tokens_in_common(*save, asked);
             own.push_back(save.get());
-            add_candidates(*save, asked, found.n_tokens, candidates);
+            add_candidates(*save, asked, n_common, found.n_tokens, candidates);
+            if (asked.folded && n_common > found.n_common) { // It is known, also where nothing of it can be gone on from.
+                found.n_common = n_common;
+                found.reason   = miss_reason::no_anchor;
+            }
         }
     }
     if (candidates.empty()) {

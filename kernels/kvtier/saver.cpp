@@ -227,13 +227,17 @@ status saver::save_anchors(const save_request & request, const key & name_space)
 
     for (const save_anchor & from : request.anchors) {
         bool is_missing = false;
-        if (result = rooms.known.misses_anchor(request, from, is_missing); !result.is_ok()) {
+        if (result = rooms.known.misses_anchor(request, from, is_missing); result.is_miss() && from.is_shared) {
+            result = status::ok(); // What it needs may be gone since an earlier turn took it: this turn has no need of it.
+            continue;
+        }
+        if (!result.is_ok()) {
             break;
         }
         if (!is_missing) {
             continue;
         }
-        const uint32_t flags = from.n_tokens <= request.n_static ? format::flag_static_prefix : 0;
+        const uint32_t flags = from.n_tokens <= request.n_static && !from.is_shared ? format::flag_static_prefix : 0;
         anchor_head    head  = head_of(request, from, header(request, name_space, flags));
         head.payload_size = from.data->size();
         head.checksum     = checksum64(from.data->data(), from.data->size());

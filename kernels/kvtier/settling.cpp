@@ -42,12 +42,44 @@ save_request settling::split(save_request & request) {
     later.n_prompt     = request.n_prompt;
     later.roles        = request.roles;
     later.backend      = request.backend;
-    const auto first = std::stable_partition(request.anchors.begin(), request.anchors.end(),
-                                             [&](const save_anchor & a) { return a.n_tokens <= request.n_static; });
+    const auto first = std::stable_partition(request.anchors.begin(), request.anchors.end(), [&](const save_anchor & a) {
+        return a.n_tokens <= request.n_static && !a.is_shared;
+    });
     later.anchors.assign(std::make_move_iterator(first), std::make_move_iterator(request.anchors.end()));
     request.anchors.erase(first, request.anchors.end());
     request.checkpoint = false;
     return later;
+}
+
+// Takes out of theirs what is among mine.
+static void leave_out_own(std::vector<save_anchor> & mine, std::vector<save_anchor> & theirs) {
+    for (save_anchor & own : mine) {
+        const auto same = std::find_if(theirs.begin(), theirs.end(), [&](const save_anchor & a) { return a.k == own.k; });
+        if (same != theirs.end()) {
+            own.is_shared = own.is_shared || same->is_shared;
+            theirs.erase(same);
+        }
+    }
+}
+
+// Which a conversation keeps for others while its turns take each other's place; each is written once it rests.
+static constexpr size_t most_shared = 2;
+
+// Takes what others go on from out of what is needless, and gives it to the turn that goes on. Says whether there is any.
+static bool keep_shared(const save_request & from, std::vector<save_anchor> & needless, save_request & to) {
+    const size_t n_both    = n_common(from, to);
+    const auto   is_shared = [](const save_anchor & a) { return a.is_shared; };
+    const auto   n_own     = static_cast<size_t>(std::count_if(to.anchors.begin(), to.anchors.end(), is_shared));
+    size_t       n_kept    = n_own;
+    for (auto it = needless.end(); it != needless.begin() && n_kept < most_shared;) {
+        --it;
+        if (it->is_shared && it->n_tokens <= n_both) {
+            to.anchors.insert(to.anchors.begin(), std::move(*it));
+            it = needless.erase(it);
+            n_kept++;
+        }
+    }
+    return n_kept > n_own;
 }
 
 static bool is_together(const save_request & a, const save_request & b) {
@@ -92,13 +124,16 @@ std::vector<save_request> settling::add(save_request request, uint64_t number, c
         added.unwritten_since = std::min(added.unwritten_since, it->unwritten_since);
         std::vector<save_anchor> & theirs = it->turn.anchors;
         std::vector<save_anchor> & mine   = added.turn.anchors;
-        const auto kept = std::partition(theirs.begin(), theirs.end(), [&](const save_anchor & a) {
-            return std::none_of(mine.begin(), mine.end(), [&](const save_anchor & other) { return other.k == a.k; });
-        });
-        theirs.erase(kept, theirs.end()); // It has them itself.
+        leave_out_own(mine, theirs);
         if (completed) {
-            mine.insert(mine.begin(), std::make_move_iterator(theirs.begin()), std::make_move_iterator(theirs.end()));
-        } else if (!theirs.empty()) {
+            const auto shared = std::stable_partition(theirs.begin(), theirs.end(), [](const save_anchor & a) { return !a.is_shared; });
+            mine.insert(mine.begin(), std::make_move_iterator(theirs.begin()), std::make_move_iterator(shared));
+            theirs.erase(theirs.begin(), shared);
+        }
+        if (keep_shared(it->turn, theirs, added.turn)) {
+            added.number = std::min(added.number, it->number); // A flush waits for the first of them.
+        }
+        if (!theirs.empty()) {
             needless.emplace_back();
             needless.back().root    = it->turn.root;
             needless.back().anchors = std::exchange(theirs, {});
@@ -116,7 +151,18 @@ std::vector<save_request> settling::add(save_request request, uint64_t number, c
         it             = all.erase(it);
     }
     all.push_back(std::move(added));
+    for (save_request & turn : needless) {
+        turn.anchors.erase(std::remove_if(turn.anchors.begin(), turn.anchors.end(), [&](const save_anchor & a) { return waits(a.k); }),
+                           turn.anchors.end());
+    }
     return needless;
+}
+
+bool settling::waits(const key & k) const {
+    return std::any_of(all.begin(), all.end(), [&](const resting & r) {
+        const std::vector<save_anchor> & own = r.turn.anchors;
+        return std::any_of(own.begin(), own.end(), [&](const save_anchor & a) { return a.k == k; });
+    });
 }
 
 settling::clock::time_point settling::due(const resting & r) const {

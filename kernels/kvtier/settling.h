@@ -2,7 +2,8 @@
 //
 // A turn's anchors and its checkpoint are due when no other turn of the conversation has come for some seconds. A turn that goes on
 // from another one takes its place; one whose prompt alone is known by then takes the anchors' place, and the checkpoint, which names
-// the conversation, stays until the turn has one of its own. Conversations that never rest are written all the same, once in a
+// the conversation, stays until the turn has one of its own. An anchor that other conversations go on from is not needless then: it
+// waits on with the turn that has taken the place. Conversations that never rest are written all the same, once in a
 // while: `kill -9` must not cost all of them.
 //
 // Thread safety: none; the writer guards it.
@@ -58,9 +59,10 @@ private:
         clock::time_point unwritten_since; // that of the oldest turn that it took the place of
     };
 
-    clock::time_point due(const resting & r) const;
+    clock::time_point         due(const resting & r) const;
+    bool                      is_due(const resting & r, clock::time_point now, uint64_t until) const;
+    bool                      waits(const key & k) const; // an anchor does, of whatever conversation
     std::set<const resting *> superseded_by(const save_request & request) const;
-    bool              is_due(const resting & r, clock::time_point now, uint64_t until) const;
 
     const std::chrono::milliseconds rest;
     const uint64_t                  max_bytes;

@@ -1,4 +1,5 @@
 // Folded state is written when its conversation rests, is found before that, and is never lost by anything but a kill.
+#include "kvtier/file_names.h"
 #include "kvtier/settling.h"
 #include "kvtier/store_testing.h"
 #include "kvtier/write_budget.h"
@@ -93,6 +94,107 @@ TEST(what_the_next_turn_makes_needless_is_never_written) {
     CHECK(s->stats().values.anchors_superseded == 8 * 3);
     CHECK(m.restore(*s, tokens) == 400);
     CHECK(m.restore(*s, first(tokens, 200)) == 20);
+}
+
+static save_request with_shared(save_request request, uint32_t at) {
+    for (save_anchor & a : request.anchors) {
+        a.is_shared = a.n_tokens == at;
+    }
+    return request;
+}
+
+TEST(what_other_conversations_go_on_from_outlasts_its_turn) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  document = random_tokens(25, 100);
+    auto        talk = document;
+    append(talk, 26, 100);
+    CHECK(w.enqueue(named(7, with_shared(planned(w, m, first(talk, 120), { 100, 116 }, false, 0, 120), 100))));
+    CHECK(w.enqueue(named(7, planned(w, m, first(talk, 130), { 130 }, true, 0, 120))));
+    for (const uint32_t n : { 160u, 200u }) {
+        CHECK(w.enqueue(named(7, planned(w, m, first(talk, n), { n - 10, n }, true, 0, n - 6))));
+    }
+    drain(w);
+    CHECK(s->stats().values.anchors_superseded == 4);
+    auto other = document;
+    append(other, 27, 30);
+    CHECK(m.restore(*s, other) == 100);
+    CHECK(s->stats().values.anchors_written == 0);
+    w.flush();
+    CHECK(s->stats().values.anchors_written == 3);
+    CHECK(m.restore(*s, other) == 100);
+}
+
+TEST(of_what_others_go_on_from_a_conversation_keeps_the_newest_few) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  tokens = random_tokens(28, 400);
+    for (uint32_t n = 80; n <= 400; n += 40) { // Each one parts from what is known, as where an agent edits its past.
+        CHECK(w.enqueue(named(7, with_shared(planned(w, m, first(tokens, n), { n - 20, n }, true, 0, n - 8), n - 20))));
+    }
+    drain(w);
+    CHECK(w.unwritten() == 3);
+    CHECK(m.restore(*s, first(tokens, 399)) == 380);
+    CHECK(m.restore(*s, first(tokens, 379)) == 340);
+    CHECK(m.restore(*s, first(tokens, 339)) == 0);
+}
+
+TEST(what_two_conversations_wait_for_outlasts_the_turn_of_one) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  document = random_tokens(31, 100);
+    for (const uint64_t talk : { 7u, 8u }) {
+        auto asked = document;
+        append(asked, 40 + talk, 20);
+        CHECK(w.enqueue(named(talk, planned(w, m, asked, { 100, 120 }, true, 0, 110))));
+    }
+    auto next = document;
+    append(next, 47, 20);
+    append(next, 48, 40);
+    CHECK(w.enqueue(named(7, planned(w, m, next, { 160 }, true, 0, 150))));
+    drain(w);
+    CHECK(s->stats().values.anchors_superseded == 1); // of its own end; where both began the other one goes on from as well
+    auto third = document;
+    append(third, 49, 20);
+    CHECK(m.restore(*s, third) == 100);
+}
+
+TEST(a_turn_is_stored_though_what_others_go_on_from_has_lost_its_rows) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  tokens = random_tokens(32, 200);
+    CHECK(w.enqueue(named(7, with_shared(planned(w, m, first(tokens, 80), { 42, 80 }, true, 0, 72), 42))));
+    drain(w);
+    uint64_t freed = 0;
+    CHECK(s->remove_name_space(user_key(m.user), freed).is_ok());
+    CHECK(w.enqueue(named(7, planned(w, m, tokens, { 200 }, true, 0, 190))));
+    w.flush();
+    CHECK(s->list().size() == 1);
+    CHECK(m.restore(*s, tokens) == 200);
+}
+
+TEST(what_others_go_on_from_stays_with_those_who_begin_so) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  tokens = random_tokens(29, 100);
+    // The next prompt announces its answer in other words, and has the first one's end otherwise.
+    CHECK(w.enqueue(named(7, with_shared(planned(w, m, tokens, { 98, 100 }, true, 0, 99), 98))));
+    auto next = first(tokens, 96);
+    append(next, 30, 40);
+    CHECK(w.enqueue(named(7, planned(w, m, next, { 136 }, true, 0, 130))));
+    w.flush();
+    CHECK(s->stats().values.anchors_written == 1);
+    CHECK(m.restore(*s, next) == 136);
 }
 
 TEST(a_turn_keeps_its_name_while_the_next_one_has_only_a_prompt) {

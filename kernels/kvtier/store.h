@@ -68,6 +68,7 @@ struct save_anchor {
     uint32_t n_tokens = 0;
     key      k{};
     blob     data;
+    bool     is_shared = false; // Other conversations go on from it, too: a later turn of this one does not make it needless.
 };
 
 // Bytes that are still on their way from a device. It keeps the memory that they go to, and its destructor waits for them.

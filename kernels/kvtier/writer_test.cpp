@@ -131,6 +131,11 @@ TEST(what_is_queued_is_found) {
         CHECK(restore(m, *s, w, branch) == (folded_size > 0 ? 90 : 100));
         branch[20]++;
         CHECK(restore(m, *s, w, branch) == (folded_size > 0 ? 0 : 20));
+        branch = tokens;
+        branch[60]++;
+        const match parted = w.find(asked(m, branch)); // Also where no anchor lies between what is stored and where they part.
+        CHECK(parted.n_common == 60 && parted.n_tokens == (folded_size > 0 ? 40 : 60));
+        CHECK(parted.reason == (folded_size > 0 ? miss_reason::no_anchor : miss_reason::diverged));
         lookup_request part = asked(m, tokens);
         part.limit = 120;
         CHECK(w.find(part).n_tokens == (folded_size > 0 ? 90 : 120));

@@ -126,7 +126,7 @@ status sequence_store::take_anchor(llama_seq_id seq, uint32_t n_tokens, anchor_c
     if (!(parts & LLAMA_STATE_PART_FOLDED)) {
         const size_t size = llama_state_seq_get_size(ctx, seq);
         const auto   data = std::make_shared<buffer>(size);
-        out = { n_tokens, data, nullptr };
+        out = { n_tokens, data, nullptr, false };
         return size > 0 && llama_state_seq_get_data(ctx, data->data(), size, seq) == size ? status::ok() : refused;
     }
     const size_t size = llama_state_folded_size(ctx, seq, LLAMA_STATE_FOLDED_LAYOUT);
@@ -135,7 +135,7 @@ status sequence_store::take_anchor(llama_seq_id seq, uint32_t n_tokens, anchor_c
     if (!state->begin(llama_state_folded_take(ctx, data->data(), size, seq, LLAMA_STATE_FOLDED_LAYOUT))) {
         return refused;
     }
-    out = { n_tokens, data, state };
+    out = { n_tokens, data, state, false };
     return status::ok();
 }
 
@@ -223,7 +223,8 @@ status sequence_store::save(llama_seq_id seq, const sequence_turn & turn, size_t
     for (kvtier::save_anchor & planned : request.anchors) {
         for (const anchor_copy & anchor : anchors) {
             if (anchor.n_tokens == planned.n_tokens) {
-                planned.data = anchor.data;
+                planned.data      = anchor.data;
+                planned.is_shared = anchor.is_shared;
                 if (anchor.arriving) {
                     request.arriving.push_back(anchor.arriving);
                 }

@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import requests
@@ -313,7 +312,7 @@ class Player:
         return ""
 
     def _stop(self) -> None:
-        self._wait(self._can_be_stopped, "what SIGTERM calls")
+        self._wait(self.server.can_be_stopped, "what SIGTERM calls")
         self.server.process.send_signal(signal.SIGTERM)
         try:
             code = self.server.process.wait(DEADLINE)
@@ -321,14 +320,6 @@ class Player:
             raise Fault("hung", f"SIGTERM does not end it:\n{self._end_of_log()}") from error
         if code != 0:
             raise Fault("broken", f"SIGTERM ends it with code {code}:\n{self._end_of_log()}")
-
-    def _can_be_stopped(self) -> bool:
-        """Upstream says that it is ready a moment before it knows what to do with SIGTERM."""
-        if self.server.process.poll() is not None:
-            return True
-        status = Path(f"/proc/{self.server.process.pid}/status").read_text(encoding="ascii", errors="replace")
-        (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
-        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         ends = time.monotonic() + DEADLINE

@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 import pytest
 import requests
-from backend import BINARY
+from backend import BACKEND, BINARY
 from cache_server import Answer, CacheServer, Messages, Serve, completion, say, toy
 from helpers import ROOT, wait_until
 
@@ -449,6 +449,24 @@ def test_metrics_have_the_cache(serve: Serve, kv: Path) -> None:
     assert values["llamacpp:cache_tokens_evaluated_total"] == size + 1
     assert values["llamacpp:cache_disk_bytes"] == server.cache()["state"]["disk_bytes"]
     assert all(f"# HELP {name} " in "\n".join(lines) for name in values)
+
+
+def test_what_the_inference_thread_waited_for_is_told(serve: Serve, kv: Path) -> None:
+    server = serve(toy("hybrid-moe"), *SLOTS, cache=kv)
+    told = server.chat(talk())
+    server.stop()
+    server = serve(toy("hybrid-moe"), *SLOTS, "--metrics", cache=kv)
+    assert set(server.cache()["waited_ms"].values()) == {0}
+    again = server.chat(grown(talk(), told))
+    assert again.reused > 0
+    waited = server.cache()["waited_ms"]
+    assert all(waited[cause] > 0 for cause in ("lookup", "restore", "anchor", "persist")), waited
+    lines = server.request("GET", "/metrics").text
+    for cause in waited:
+        found = re.search(rf"^llamacpp:cache_waited_ms_{cause}_total ([\d.]+)$", lines, re.MULTILINE)
+        assert found and float(found[1]) >= waited[cause] * 0.99, cause
+    if BACKEND == "cpu":  # its tensors are the host's: they are copied beside, and filled at once
+        assert (server.cache()["takes_state"], server.cache()["puts_state"]) == ("beside", "at_once")
 
 
 @pytest.mark.parametrize("lines", [9, 40], ids=["short", "long"])

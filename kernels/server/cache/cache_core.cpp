@@ -483,6 +483,7 @@ cache_report cache_core::restore(const slot_view & slot, server_prompt & prompt,
     give_up_arrival(slot);
     t.anchors.clear();
     t.cuts.clear();
+    t.shared_cut   = 0;
     t.in_prompt    = !task.is_child(); // It gets its prompt from another slot.
     t.prompt_saved = false;
     t.store        = false;
@@ -593,11 +594,14 @@ cache_report cache_core::finish_restore(const slot_view & slot, server_prompt & 
     t.warms      = ticket.warms;
     t.n_anchored = 0;
     if (t.store && t.exact && stores.target->folded() && t.warms != warming::part) {
-        t.cuts = prompt_cuts(static_cast<uint32_t>(std::max(n_restored, place.n_kept)), static_cast<uint32_t>(task.n_tokens()),
-                             t.n_static, t.last_user);
+        const uint32_t n_begin = static_cast<uint32_t>(std::max(n_restored, place.n_kept));
+        t.cuts       = prompt_cuts(n_begin, static_cast<uint32_t>(task.n_tokens()), t.n_static, t.last_user);
+        if (t.report.miss == cache_miss::no_anchor) {
+            t.shared_cut = cut_before_parting(t.cuts, n_begin, t.report.at, stores.target->store().options().page_size);
+        }
     }
     if (t.store && t.exact) {
-        prefixes->begin(slot.id, place.scope, std::move(ticket.tokens), std::max(n_restored, place.n_kept));
+        prefixes->begin(slot.id, place.scope, std::move(ticket.tokens), std::max(n_restored, place.n_kept), t.shared_cut);
     } else {
         prefixes->forget(slot.id);
     }

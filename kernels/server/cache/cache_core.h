@@ -115,6 +115,7 @@ private:
         stopwatch                  idle_since;     // of the slot
         std::vector<anchor_copy>   anchors;        // taken, not handed over
         std::vector<uint32_t>      cuts;           // where they are taken: lengths of the prompt
+        uint32_t                   shared_cut = 0; // another one, for those who part there as well; 0: there is none
         uint32_t                   n_anchored = 0; // tokens; where the last one was
         uint32_t                   n_static  = 0;
         uint32_t                   last_user = 0;  // where the user's last message begins
@@ -154,6 +155,7 @@ private:
     // persist
     size_t chunk_tokens(const slot_view & slot);
     bool   is_cut(int id_slot, size_t n_tokens) const;
+    bool   is_shared_cut(int id_slot, size_t n_tokens) const;
     void   take_anchor(const slot_view & slot, turn & t);
     void   note_use(const slot_view & slot, turn & t);
     void   hand_over(const slot_view & slot, turn & t);

@@ -63,7 +63,13 @@ bool cache_core::takes_anchors(const slot_view & slot) {
 
 bool cache_core::is_cut(int id_slot, size_t n_tokens) const {
     const std::vector<uint32_t> & cuts = turns[static_cast<size_t>(id_slot)].cuts;
-    return std::find(cuts.begin(), cuts.end(), n_tokens) != cuts.end() || prefixes->is_cut(id_slot, n_tokens);
+    return std::find(cuts.begin(), cuts.end(), n_tokens) != cuts.end() || is_shared_cut(id_slot, n_tokens);
+}
+
+// Whether others part there, too.
+bool cache_core::is_shared_cut(int id_slot, size_t n_tokens) const {
+    const uint32_t at = turns[static_cast<size_t>(id_slot)].shared_cut;
+    return (at > 0 && at == n_tokens) || prefixes->is_cut(id_slot, n_tokens);
 }
 
 bool cache_core::ends_batch(int id_slot, size_t n_tokens) const {
@@ -84,7 +90,8 @@ void cache_core::take_anchor(const slot_view & slot, turn & t) {
     }
     anchor_copy copy;
     if (stores.target->take_anchor(slot.id, n_tokens, copy).is_ok()) {
-        t.n_anchored = n_tokens;
+        copy.is_shared = is_shared_cut(slot.id, n_tokens);
+        t.n_anchored   = n_tokens;
         if (anchors_shelved) {
             board.anchors.put(slot.id, copy);
         }

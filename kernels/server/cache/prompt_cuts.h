@@ -17,6 +17,13 @@ inline constexpr uint32_t tokens_after_last_cut = 4;
 // Who edits the last message evaluates so many tokens again rather than that every turn pays for a cut.
 inline constexpr uint32_t least_before_last_message = 256;
 
+// Where prompts of several conversations part, others will part as well: between two files, or between the tasks of several agents.
+// One that has so many tokens to evaluate again is worth a cut for those.
+inline constexpr uint32_t least_before_parting = 256;
+
+// The next ones may part a little earlier, at another word of the same line.
+inline constexpr uint32_t tokens_before_parting = 32;
+
 // n_begin: tokens that are there. n_static: tokens before the first user message; last_user: before the last one; 0: there is none.
 inline std::vector<uint32_t> prompt_cuts(uint32_t n_begin, uint32_t n_tokens, uint32_t n_static, uint32_t last_user) {
     std::vector<uint32_t> cuts;
@@ -31,6 +38,17 @@ inline std::vector<uint32_t> prompt_cuts(uint32_t n_begin, uint32_t n_tokens, ui
     }
     add(n_tokens - std::min(n_tokens, tokens_after_last_cut));
     return cuts;
+}
+
+// Where else a prompt is cut that has n_common tokens in common with what is known, or 0. Folded state is there for n_begin of them.
+// Where a page ends nearby, it is there: the page's rows are stored, and those of a part of it would be stored again.
+inline uint32_t cut_before_parting(const std::vector<uint32_t> & cuts, uint32_t n_begin, uint32_t n_common, uint32_t page_size) {
+    const auto     behind = std::upper_bound(cuts.begin(), cuts.end(), n_common);
+    const uint32_t before = behind == cuts.begin() ? n_begin : *(behind - 1);
+    if (n_common < before + least_before_parting) {
+        return 0;
+    }
+    return std::max(n_common - tokens_before_parting, n_common - n_common % page_size);
 }
 
 // Whether what is left of a prompt, behind a restore or behind its last cut, is evaluated token by token beside others that answer.

@@ -13,10 +13,12 @@ static constexpr size_t cut_distance = 64;
 // What is left of a prompt is short if it is no more than this part of what there is.
 static constexpr size_t short_rest = 8;
 
-void shared_prefixes::begin(int slot, const sequence_scope & scope, std::vector<kvtier::token> prompt, size_t n_there) {
+void shared_prefixes::begin(int slot, const sequence_scope & scope, std::vector<kvtier::token> prompt, size_t n_there,
+                            size_t cut) {
     entry now;
     now.scope      = scope;
     now.tokens     = std::move(prompt);
+    now.cut        = cut;
     now.n_there    = n_there;
     now.n_handed   = n_there; // It came from the store, or from a slot that others share as well.
     now.evaluating = true;
@@ -72,7 +74,7 @@ shared_prefix shared_prefixes::awaited(int slot, const std::vector<kvtier::token
     size_t n = n_common(e, prompt);
     if (folded) {
         n = std::min(n, e.tokens.size() - std::min<size_t>(tokens_after_last_cut, e.tokens.size())); // There is a cut anyway.
-        size_t before = 0;
+        size_t before = e.cut <= n ? e.cut : 0;
         for (const waiting & w : e.line) {
             before = w.n_tokens <= n ? std::max(before, w.n_tokens) : before;
         }

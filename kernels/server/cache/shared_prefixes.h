@@ -23,8 +23,8 @@ public:
     // least: tokens that are worth waiting for.
     shared_prefixes(size_t n_slots, size_t least, bool folded) : slots(n_slots), least(least), folded(folded) {}
 
-    // The slot's prompt is being evaluated, n_there tokens of it are there.
-    void begin(int slot, const sequence_scope & scope, std::vector<kvtier::token> prompt, size_t n_there);
+    // The slot's prompt is being evaluated, n_there tokens of it are there. cut: where it is cut for others in any case, or 0.
+    void begin(int slot, const sequence_scope & scope, std::vector<kvtier::token> prompt, size_t n_there, size_t cut);
     void advance(int slot, size_t n_there) { at(slot).n_there = n_there; }
 
     // All of the slot's prompt is there; its end is not handed over before somebody waits for it or the answer has gone on for long.
@@ -75,6 +75,7 @@ private:
     struct entry {
         sequence_scope             scope;
         std::vector<kvtier::token> tokens;  // empty: not known
+        size_t                     cut      = 0;
         size_t                     n_there  = 0;
         size_t                     n_handed = 0; // of those, what was handed over
         size_t                     n_owed   = 0; // for so many somebody has waited, who may not begin yet
