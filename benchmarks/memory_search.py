@@ -98,6 +98,7 @@ def main() -> None:
         for kind, text in queries(options.queries):
             begin, begin_cpu = time.perf_counter(), time.process_time()
             with Memory(folder) as memory:
+                take_in(memory)
                 UserMemory(memory, "").search(text)
             seconds = (time.perf_counter() - begin, time.process_time() - begin_cpu)
             times.setdefault(kind, []).append((seconds[0] * 1000, seconds[1] * 1000))

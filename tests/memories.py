@@ -14,6 +14,39 @@ from pyrun.memory.store import Memory, key_of_user
 
 TALK = "00000000000000aa"
 
+# Queries and texts that databases, indexes and encodings choke on.
+NASTY = [
+    "",
+    " ",
+    "AND",
+    "OR NOT NEAR",
+    "NOT",
+    '"',
+    '""" "',
+    "a AND",
+    "NEAR(a b, 3)",
+    "text:secret",
+    "-minus +plus",
+    "a*",
+    "^start",
+    "{text answer}: x",
+    "v1.2.3",
+    "...",
+    "it's; DROP TABLE entries; --",
+    "%_%",
+    "🦙",
+    "👩‍👩‍👧 family",
+    "日本語のテキスト",
+    "a\0b",
+    "\ud800 half of a character",
+    "\x1b[31mred",
+    "x" * 10_000,
+    "many words " * 1_000,
+    "(" * 5_000,
+    "\\",
+    "'",
+]
+
 
 @pytest.fixture
 def memory(tmp_path: Path) -> Iterator[Memory]:

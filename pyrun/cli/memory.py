@@ -248,6 +248,8 @@ def _opened(folder: Path | None) -> Iterator[Memory]:
         taken = take_in(memory)
         if taken.n_damaged:
             console.say(f"warning: {taken.n_damaged} damaged files were set aside in {memory.spool / DAMAGED}")
+        if taken.trouble:
+            console.say(f"warning: a file of the spool stays there for now: {taken.trouble}")
         yield memory
 
 

@@ -7,6 +7,8 @@ file goes: whoever dies in between, or is beside another one, brings the same ag
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,28 +26,42 @@ class Taken:
     n_new: int = 0
     n_known: int = 0
     n_damaged: int = 0  # files
+    trouble: str = ""  # the first file that could not be read or removed, and why; the next intake tries it again
 
 
 def take_in(memory: Memory) -> Taken:
     """Takes in all that lies in the spool now."""
     taken = Taken()
-    for path in files(memory.spool):
-        try:
-            content = read_spool(path)
-        except FileNotFoundError:
-            continue  # another reader has it
-        except OSError as error:
-            content = SpoolFile(path.parent.name, "", damage=str(error.strerror))
-        _archive(memory, content, taken)
-        if content.damage is None:
-            path.unlink(missing_ok=True)
-        else:
-            taken.n_damaged += 1
-            _set_aside(memory.spool, path)
-    _remove_abandoned(memory.spool)
+    with _going_on(memory.spool, taken):
+        for path in files(memory.spool):
+            with _going_on(path, taken):
+                _take(memory, path, taken)
+        _remove_abandoned(memory.spool)
     if taken.n_new:
         memory.prune()
     return taken
+
+
+@contextmanager
+def _going_on(path: Path, taken: Taken) -> Iterator[None]:
+    """What the system refuses now it may give later: that ends neither the search that asked for the intake nor the
+    intake of other files, and is no damage."""
+    try:
+        yield
+    except FileNotFoundError:
+        return  # another reader has it
+    except OSError as error:
+        taken.trouble = taken.trouble or f"{path}: {error.strerror}"
+
+
+def _take(memory: Memory, path: Path, taken: Taken) -> None:
+    content = read_spool(path)
+    _archive(memory, content, taken)
+    if content.damage is None:
+        path.unlink(missing_ok=True)
+    else:
+        _set_aside(memory.spool, path)
+        taken.n_damaged += 1
 
 
 def _archive(memory: Memory, content: SpoolFile, taken: Taken) -> None:
@@ -73,10 +89,7 @@ def _archive(memory: Memory, content: SpoolFile, taken: Taken) -> None:
 def _set_aside(spool: Path, path: Path) -> None:
     folder = spool / DAMAGED
     folder.mkdir(mode=0o700, exist_ok=True)
-    try:
-        path.rename(folder / f"{path.parent.name}-{path.name}")
-    except FileNotFoundError:
-        return  # another reader has it
+    path.rename(folder / f"{path.parent.name}-{path.name}")
 
 
 def _remove_abandoned(spool: Path) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyrun.errors import UserError
+from pyrun.folder_lock import alone_in
 from pyrun.memory.schema import words_table
-from pyrun.memory.store import COLUMNS, FILE, DamagedError, Entry, Memory
+from pyrun.memory.store import BUSY_SECONDS, COLUMNS, FILE, DamagedError, Entry, Memory, explained, file_at
 
 AT_ONCE = 1024
 MAX_FAILURES = 20_000  # reads that fail, before the rest is given up
@@ -59,6 +61,7 @@ def _check_index(memory: Memory, user: int) -> list[str]:
 def repair(folder: Path) -> Repaired:
     """Mends what is wrong. Nothing is thrown away: a broken file is kept beside the new one."""
     done = Repaired()
+    judged = file_at(folder / FILE)
     try:
         with Memory(folder) as memory:
             done.problems = check(memory)
@@ -69,7 +72,7 @@ def repair(folder: Path) -> Repaired:
                 return done
     except DamagedError as error:  # it is more than the indexes
         done.problems = done.problems or [error.problem]
-    done.kept = _set_aside(folder)
+    done.kept = _set_aside(folder, judged)
     _salvage(done.kept, folder, done)
     return done
 
@@ -81,17 +84,30 @@ def _rebuild_indexes(memory: Memory) -> None:
             database.execute(f"INSERT INTO {words}({words}) VALUES ('rebuild')")
 
 
-def _set_aside(folder: Path) -> Path:
+def _set_aside(folder: Path, judged: tuple[int, int] | None) -> Path:
+    """Nobody opens the memory meanwhile, and whoever has it open sees at the next write that it was set aside."""
     kept = folder / f"{FILE}.damaged-{int(time.time())}"
     number = 1
     while kept.exists():
         number += 1
         kept = kept.with_name(f"{FILE}.damaged-{int(time.time())}-{number}")
-    for suffix in ("", *OTHERS):
-        path = folder / f"{FILE}{suffix}"
-        if path.exists():
-            path.rename(f"{kept}{suffix}")
+    with alone_in(folder), _write_lock(folder / FILE):
+        if file_at(folder / FILE) != judged:
+            raise UserError(f"another program repaired {folder / FILE} meanwhile", "run this again to see how it is")
+        for suffix in ("", *OTHERS):
+            path = folder / f"{FILE}{suffix}"
+            if path.exists():
+                path.rename(f"{kept}{suffix}")
     return kept
+
+
+@contextmanager
+def _write_lock(path: Path) -> Iterator[None]:
+    """Waits for whoever writes now, and keeps others from it. A file that is too broken for that takes no writes."""
+    with explained(path), closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as database:
+        with suppress(DamagedError), explained(path):
+            database.execute("BEGIN IMMEDIATE")
+        yield
 
 
 def _salvage(broken: Path, folder: Path, done: Repaired) -> None:

@@ -66,7 +66,16 @@ CREATE TABLE session_messages(
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: tuple[str, ...] = (FIRST, SESSIONS)
+# Pruning goes on where another call or program left it: what was removed takes room until the user's index is merged.
+PRUNING = """
+CREATE TABLE pruning(
+    user INTEGER PRIMARY KEY REFERENCES users(id),
+    bytes INTEGER NOT NULL,
+    merging INTEGER NOT NULL DEFAULT 0
+);
+"""
+
+MIGRATIONS: tuple[str, ...] = (FIRST, SESSIONS, PRUNING)
 
 
 def words_table(user: int) -> str:

@@ -124,15 +124,16 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def read_spool(path: Path) -> SpoolFile:
-    """Reads a file and believes none of it. Raises OSError only: FileNotFoundError where another reader was faster."""
+    """Reads a file and believes none of it. Raises OSError where it cannot be read now, which is no damage:
+    FileNotFoundError where another reader was faster."""
     name = FILE_NAME.fullmatch(path.name)
     found = SpoolFile(path.parent.name, name[1] if name else "")
+    info = path.lstat()
+    if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_BYTES:
+        found.damage = "it is no plain file of at most 64 MiB"
+        return found
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
-        info = os.fstat(file.fileno())
-        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE_BYTES:
-            found.damage = "it is no plain file of at most 64 MiB"
-            return found
         lines = file.read(MAX_FILE_BYTES).split(b"\n")
     header = _entry(lines[0])
     if header is None or header[1].get("spool") != VERSION:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,8 +21,13 @@ from pyrun.memory.spool import SPOOL
 FILE = "memory.db"
 MAX_BYTES = 10_000_000_000
 PRUNED_TO = 0.9  # of the limit: removing a little each time would keep the disk busy
-PRUNED_AT_ONCE = 100
-MERGED_AT_ONCE = 1000  # pages of an index in one transaction, for which others wait
+PRUNE_SECONDS = 1.0  # after which a call leaves the rest of it to the next
+MOST_OF_A_ROUND = 0.25  # of what is used: how much room an entry takes is estimated, and a limit may be set far lower
+ENTRY_BYTES = 200  # that an entry takes beside its text
+BYTES_PER_TEXT_BYTE = 2  # the text, and its words in the index
+REMOVED_AT_ONCE = 2_000_000  # bytes of entries in one transaction, for which others wait
+MERGED_AT_ONCE = 1000  # pages of an index in one transaction
+GIVEN_AT_ONCE = 1000  # pages in one transaction
 BUSY_SECONDS = 60  # for which we wait for others
 REMEMBERED_MS = 365 * 86_400_000  # how long it is known that something was removed, and must not come back
 REPAIR = "`llama-run memory stats --repair` saves what can be read"
@@ -62,6 +68,10 @@ class Entry:
     id: int = 0
 
 
+OLDEST = """
+SELECT id, user, length(CAST(text AS BLOB)) + length(CAST(answer AS BLOB))
+FROM entries WHERE kind = ? ORDER BY at, id
+"""
 COLUMNS = "kind, text, answer, role, conversation, seq, at, source, id"
 
 
@@ -72,8 +82,8 @@ class Memory:
         self.folder = folder
         self.path = folder / FILE
         self.max_bytes = max_bytes
-        with self._explained():
-            self.database = _open(self.path)
+        with explained(self.path):
+            self.database, self._file = _open(self.path)
             try:
                 migrate(self.database)
             except BaseException:
@@ -96,39 +106,34 @@ class Memory:
         return self.folder / SPOOL
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except UnicodeDecodeError as error:  # SQLite quotes a damaged schema
-            raise DamagedError(self.path, str(error)) from error
-        except sqlite3.DatabaseError as error:
-            if is_damage(error):
-                raise DamagedError(self.path, str(error)) from error
-            raise UserError(f"{self.path} cannot be used: {error}", "check the disk and who owns the file") from error
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be used: {error.strerror}", "check the disk and its folder") from error
-
-    @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Several reads of one moment."""
-        with self._explained():
-            self.database.execute("BEGIN")
-            try:
-                yield self.database
-            finally:
-                rollback(self.database)
+        with self._transaction("BEGIN"):
+            yield self.database
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """All of it or nothing, and on the disk when it is left."""
-        with self._explained():
-            self.database.execute("BEGIN IMMEDIATE")
+        with self._transaction("BEGIN IMMEDIATE"):
+            yield self.database
+            self.database.execute("COMMIT")
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Iterator[None]:
+        """Rolled back unless it was committed. A repair sets the file aside while it holds the write lock: whoever gets
+        that afterwards would write what nobody finds. We do not go over to the new file, where a session that our
+        caller has open may have another number."""
+        with explained(self.path):
+            self.database.execute(begin)
             try:
-                yield self.database
-                self.database.execute("COMMIT")
-            except BaseException:
+                if file_at(self.path) != self._file:
+                    raise UserError(
+                        f"{self.path} was repaired or moved while this program had it open; nothing more is written",
+                        "end this program and start it again",
+                    )
+                yield
+            finally:
                 rollback(self.database)
-                raise
 
     def find_user(self, key: str) -> int | None:
         row = self.database.execute("SELECT id FROM users WHERE key = ?", (key,)).fetchone()
@@ -196,48 +201,90 @@ class Memory:
 
     def used_bytes(self) -> int:
         """What the file needs; it may be larger, with room that is used again."""
-        with self._explained():
-            pages, free, size = (
-                self.database.execute(f"PRAGMA {name}").fetchone()[0]
-                for name in ("page_count", "freelist_count", "page_size")
-            )
-        return int((pages - free) * size)
+        with explained(self.path):
+            return (self._pragma("page_count") - self._pragma("freelist_count")) * self._pragma("page_size")
 
-    def prune(self) -> int:
+    def file_bytes(self) -> int:
+        with explained(self.path):
+            return self._pragma("page_count") * self._pragma("page_size")
+
+    def _pragma(self, name: str) -> int:
+        value: int = self.database.execute(f"PRAGMA {name}").fetchone()[0]
+        return value
+
+    def prune(self) -> bool:
         """Removes the oldest messages, then pairs, then sessions, until the limit is kept again. Facts and the session
-        that was used last are never removed."""
-        if self.used_bytes() <= self.max_bytes:
-            return 0
-        n_removed = 0
-        while self.used_bytes() > self.max_bytes * PRUNED_TO:
-            with self.writing() as database:
-                ids = self._oldest()
-                sessions = [] if ids else self._oldest_session()
-                self.remove(ids)
-                self.remove_sessions(sessions)
-                database.execute("DELETE FROM gone WHERE at < ?", (int(time.time() * 1000) - REMEMBERED_MS,))
-                for user in self.users():
-                    # What was deleted from an index takes room until its parts are merged.
-                    words = words_table(user)
-                    database.execute(f"INSERT INTO {words}({words}, rank) VALUES ('merge', -500)")
-            n_removed += len(ids) + len(sessions)
-            if not ids and not sessions:
+        that was used last are never removed. Somebody waits, so after PRUNE_SECONDS the rest is left to the next
+        call, also another program's. False if there was nothing to do."""
+        end = time.monotonic() + PRUNE_SECONDS
+        n_steps = 0
+        while self.file_bytes() > self.max_bytes and (n_steps == 0 or time.monotonic() < end):
+            with self.writing():
+                worked = self._prune_step()
+            if not worked and not self._give_back(self.max_bytes):
                 break
-        self.shrink()
-        return n_removed
+            n_steps += 1
+        return n_steps > 0
 
-    def _oldest(self) -> list[int]:
+    def _prune_step(self) -> bool:
+        """Whether there was something to do. Within `writing`. A round removes what is too much, and only then merges
+        the indexes of those who had it: that writes them anew, and frees what the removed words took. So it is seen
+        at the end of a round alone whether another one is needed."""
+        n_unmerged = self.database.execute("SELECT total(bytes) FROM pruning").fetchone()[0]
+        used = self.used_bytes()
+        if not n_unmerged:
+            if used <= self.max_bytes:
+                return False
+            self.database.execute("DELETE FROM gone WHERE at < ?", (int(time.time() * 1000) - REMEMBERED_MS,))
+        n_wanted = min(used - self.max_bytes * PRUNED_TO, used * MOST_OF_A_ROUND) - n_unmerged
+        if n_wanted > 0 and self._remove_oldest(min(n_wanted, REMOVED_AT_ONCE)):
+            return True
+        return self._merge_pruned() or self._remove_oldest_session()
+
+    def _remove_oldest(self, n_bytes: float) -> bool:
+        """As many of the messages, or else of the pairs, as take about so many bytes."""
         for kind in ("message", "pair"):
-            rows = self.database.execute(
-                "SELECT id FROM entries WHERE kind = ? ORDER BY at, id LIMIT ?", (kind, PRUNED_AT_ONCE)
-            ).fetchall()
-            if rows:
-                return [row[0] for row in rows]
-        return []
+            ids = []
+            sizes: Counter[int] = Counter()
+            for number, user, size in self.database.execute(OLDEST, (kind,)):
+                ids.append(number)
+                sizes[user] += ENTRY_BYTES + BYTES_PER_TEXT_BYTE * size
+                if sizes.total() >= n_bytes:
+                    break
+            self.remove(ids)
+            self.database.executemany(
+                "INSERT INTO pruning(user, bytes) VALUES (?, ?) "
+                "ON CONFLICT(user) DO UPDATE SET bytes = bytes + excluded.bytes",
+                sizes.items(),
+            )
+            if ids:
+                return True
+        return False
 
-    def _oldest_session(self) -> list[int]:
+    def _merge_pruned(self) -> bool:
+        """A step of one user's merge; False if nobody's is left."""
+        row = self.database.execute("SELECT user, merging FROM pruning ORDER BY user LIMIT 1").fetchone()
+        if row is None:
+            return False
+        user, is_merging = row
+        if self._merge(user, MERGED_AT_ONCE if is_merging else -MERGED_AT_ONCE):
+            self.database.execute("UPDATE pruning SET merging = 1 WHERE user = ?", (user,))
+        else:
+            self.database.execute("DELETE FROM pruning WHERE user = ?", (user,))
+        return True
+
+    def _remove_oldest_session(self) -> bool:
         rows = self.database.execute("SELECT id FROM sessions ORDER BY used DESC, id DESC LIMIT -1 OFFSET 1").fetchall()
-        return [rows[-1][0]] if rows else []
+        self.remove_sessions([row[0] for row in rows[-1:]])
+        return bool(rows)
+
+    def _merge(self, user: int, n_pages: int) -> bool:
+        """Merges so many pages of a user's index: whether there was something to merge. Below zero it begins to merge
+        all parts of that into one, above it goes on with it. Within `writing`."""
+        words = words_table(user)
+        before = self.database.total_changes
+        self.database.execute(f"INSERT INTO {words}({words}, rank) VALUES ('merge', ?)", (n_pages,))
+        return self.database.total_changes - before >= 2  # FTS5's sign for it
 
     def erase_removed(self, user: int) -> None:
         """Takes what was removed out of the user's index of words, and off the disk. A removed word stands in the index
@@ -246,27 +293,59 @@ class Memory:
 
         FTS5's own secure-delete would be faster, but no SQLite before 3.42 opens the file any more after it.
         """
-        words = words_table(user)
-        n_pages = -MERGED_AT_ONCE  # below zero it begins such a merge, above it goes on with it
-        n_changes = 2
-        while n_changes >= 2:  # FTS5's sign that there was something to merge
-            before = self.database.total_changes
-            with self.writing() as database:
-                database.execute(f"INSERT INTO {words}({words}, rank) VALUES ('merge', ?)", (n_pages,))
-            n_changes = self.database.total_changes - before
+        n_pages = -MERGED_AT_ONCE
+        more = True
+        while more:
+            with self.writing():
+                more = self._merge(user, n_pages)
             n_pages = MERGED_AT_ONCE
-        if not self.shrink():
+        while self._give_back(0):
+            pass
+        if not self._empty_log():
             raise UserError(
                 f"it is forgotten, but a copy stays in {self.path}-wal as long as another program reads the memory",
                 "end that program, and run this again",
             )
 
-    def shrink(self) -> bool:
-        """Gives free pages back to the disk, and empties the log: False if somebody still reads that."""
-        with self._explained():
-            self.database.execute("PRAGMA incremental_vacuum").fetchall()
+    def _give_back(self, n_bytes: int) -> bool:
+        """Gives some free pages of a file with more than so many bytes back to the disk: whether there were any."""
+        before = self.file_bytes()
+        n_pages = min(GIVEN_AT_ONCE, (before - n_bytes) // self._pragma("page_size"))
+        if n_pages <= 0:
+            return False
+        with explained(self.path):  # for Python's `execute` the pragma would end after one page
+            self.database.executescript(f"PRAGMA incremental_vacuum({n_pages})")
+        return self.file_bytes() < before
+
+    def _empty_log(self) -> bool:
+        """False if somebody still reads it."""
+        with explained(self.path):
             is_busy, _, _ = self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         return not is_busy
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """What SQLite says about this file, as errors that a person can act on."""
+    try:
+        yield
+    except UnicodeDecodeError as error:  # SQLite quotes a damaged schema
+        raise DamagedError(path, str(error)) from error
+    except sqlite3.DatabaseError as error:
+        if is_damage(error):
+            raise DamagedError(path, str(error)) from error
+        raise UserError(f"{path} cannot be used: {error}", "check the disk and who owns the file") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be used: {error.strerror}", "check the disk and its folder") from error
+
+
+def file_at(path: Path) -> tuple[int, int] | None:
+    """By which a file is known whatever its name; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def is_damage(error: sqlite3.DatabaseError) -> bool:
@@ -284,24 +363,25 @@ def key_of_user(user: str) -> str:
     return user_key(user).hex()
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
+    """The database, and which file that is."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # SQLite gives its other files the mode of this one. A file that is there must not be opened by us: closing it would
-    # take the locks that SQLite holds on it for other threads.
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    is_new = path.stat().st_size == 0
-    database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-    try:
-        # SQLite waits for others, but not while it gives a new file its write-ahead log: of two that do so at once, one
-        # would be told that the file is locked.
-        with alone_in(path.parent):
+    # SQLite waits for others, but not while it gives a new file its write-ahead log: of two that do so at once, one
+    # would be told that the file is locked. And a repair must not put other files in the place of this one and its log.
+    with alone_in(path.parent):
+        # SQLite gives its other files the mode of this one. A file that is there must not be opened by us: closing it
+        # would take the locks that SQLite holds on it for other threads.
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        is_new = path.stat().st_size == 0
+        database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+        try:
             if is_new:  # it counts before the first table only, and writes to the disk every time
                 database.execute("PRAGMA auto_vacuum = INCREMENTAL")
             database.execute("PRAGMA journal_mode = WAL").fetchall()
-        database.execute("PRAGMA synchronous = FULL")  # a spool file goes once its messages are here
-        database.execute("PRAGMA secure_delete = ON")  # what is forgotten should be gone
-    except BaseException:
-        database.close()
-        raise
-    return database
+            database.execute("PRAGMA synchronous = FULL")  # a spool file goes once its messages are here
+            database.execute("PRAGMA secure_delete = ON")  # what is forgotten should be gone
+        except BaseException:
+            database.close()
+            raise
+        return database, file_at(path)

@@ -25,6 +25,7 @@ class SpoolWatch:
         self._complain = complain
         self._every = every
         self._trouble = ""
+        self._pruning = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
 
@@ -47,12 +48,14 @@ class SpoolWatch:
 
     def _look(self) -> None:
         """Opens the memory only when there is something for it: most servers never drop a message."""
+        trouble = ""
         try:
-            if any(files(self._folder / SPOOL)):
+            if self._pruning or any(files(self._folder / SPOOL)):
                 with Memory(self._folder, self._limit) as memory:
-                    take_in(memory)
+                    trouble = take_in(memory).trouble
+                    self._pruning = memory.prune()
         except (UserError, OSError) as error:
-            text = str(error)
-            if text != self._trouble:
-                self._trouble = text
-                self._complain(f"the memory cannot take in what left a chat: {text}")
+            trouble = str(error)
+        if trouble and trouble != self._trouble:
+            self._trouble = trouble
+            self._complain(f"the memory cannot take in what left a chat: {trouble}")

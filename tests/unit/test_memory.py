@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from helpers import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from memories import TALK, archive, found_texts
+from memories import NASTY, TALK, archive, found_texts
 
 from pyrun.cli.main import cli
 from pyrun.errors import UserError
@@ -30,6 +30,7 @@ from pyrun.memory.schema import MIGRATIONS, migrate, version_of
 from pyrun.memory.spool import Record, write_spool
 from pyrun.memory.store import Entry, Memory, key_of_user
 from pyrun.memory.transfer import Imported, export_lines, import_lines
+from pyrun.memory.watch import SpoolWatch
 
 DAY = 86_400_000
 
@@ -43,38 +44,6 @@ for number in range(10):
     with Memory(Path(sys.argv[1])) as memory:
         UserMemory(memory, "").store(f"question {number}", "answer")
 """
-
-NASTY = [
-    "",
-    " ",
-    "AND",
-    "OR NOT NEAR",
-    "NOT",
-    '"',
-    '""" "',
-    "a AND",
-    "NEAR(a b, 3)",
-    "text:secret",
-    "-minus +plus",
-    "a*",
-    "^start",
-    "{text answer}: x",
-    "v1.2.3",
-    "...",
-    "it's; DROP TABLE entries; --",
-    "%_%",
-    "🦙",
-    "👩‍👩‍👧 family",
-    "日本語のテキスト",
-    "a\0b",
-    "\ud800 half of a character",
-    "\x1b[31mred",
-    "x" * 10_000,
-    "many words " * 1_000,
-    "(" * 5_000,
-    "\\",
-    "'",
-]
 
 
 def test_messages_pairs_and_facts_are_found_by_their_words(memory: Memory) -> None:
@@ -269,7 +238,8 @@ def test_facts_have_limits(name: str, value: str, memory: Memory) -> None:
         UserMemory(memory, "").set_fact(name, value)
 
 
-def test_the_limit_is_kept_and_the_oldest_messages_go_first(tmp_path: Path) -> None:
+def test_the_limit_is_kept_and_the_oldest_messages_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PRUNE_SECONDS", 60)
     with Memory(tmp_path, max_bytes=300_000) as memory:
         own = UserMemory(memory, "")
         own.set_fact("kept", "for ever")
@@ -283,6 +253,78 @@ def test_the_limit_is_kept_and_the_oldest_messages_go_first(tmp_path: Path) -> N
         assert f"{0:016x}" not in kept
         assert [fact.answer for fact in own.facts()] == ["for ever"]
         assert check(memory) == []
+
+
+def fill(memory: Memory) -> None:
+    """About 1.5 MB of the user old's, and then a little of the user new's."""
+    for batch in range(10):
+        texts = [f"old {batch} {n} " + " ".join(f"word{(n * k) % 997}" for k in range(1, 40)) for n in range(200)]
+        archive(memory, texts, "old", f"{batch:016x}")
+        time.sleep(0.002)  # the messages of a file have its time
+    archive(memory, [f"new {n}" for n in range(100)], "new")
+
+
+def test_pruning_merges_once_and_only_the_indexes_that_lost_something(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "PRUNE_SECONDS", 60)
+    fill(memory)
+    monkeypatch.setattr(memory, "max_bytes", memory.used_bytes() - 1)
+    statements: list[str] = []
+    memory.database.set_trace_callback(statements.append)
+    assert memory.prune()
+    memory.database.set_trace_callback(None)
+    merges = [one for one in statements if "VALUES ('merge'" in one]
+    assert [one for one in merges if "words_1(" not in one] == []
+    assert len(merges) <= 3
+    assert len([one for one in statements if one.startswith("DELETE FROM gone")]) == 1
+    assert 0.8 < memory.used_bytes() / memory.max_bytes <= 0.95
+    assert check(memory) == []
+
+
+def test_pruning_goes_on_in_the_next_call_until_the_limit_is_kept(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PRUNE_SECONDS": 0, "REMOVED_AT_ONCE": 20_000, "MERGED_AT_ONCE": 20}.items():
+        monkeypatch.setattr(store, name, value)
+    fill(memory)
+    limit = memory.used_bytes() - 1
+    n_calls = 1
+    with Memory(memory.folder, limit) as first:
+        assert first.prune()
+        assert first.database.execute("SELECT merging FROM pruning").fetchall() == [(0,)], "one step is not enough"
+    while n_calls < 200:
+        with Memory(memory.folder, limit) as again:
+            n_calls += 1
+            if not again.prune():
+                break
+        archive(memory, [f"said meanwhile {n_calls}"], "new", f"{n_calls:016x}")
+    assert 10 < n_calls < 200
+    assert 0.8 * limit < memory.used_bytes() <= limit
+    assert memory.database.execute("SELECT * FROM pruning").fetchall() == []
+    assert found_texts(UserMemory(memory, "new"), "meanwhile 2") != []
+    assert check(memory) == []
+
+
+def test_a_lower_limit_takes_no_more_than_it_must_and_the_disk_gets_its_room_back(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "PRUNE_SECONDS", 60)
+    fill(memory)
+    memory.max_bytes = memory.used_bytes() // 2
+    assert memory.prune()
+    assert 0.7 * memory.max_bytes < memory.used_bytes() <= memory.file_bytes() <= memory.max_bytes
+
+
+def test_the_watch_goes_on_with_pruning_when_nothing_new_comes(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "PRUNE_SECONDS", 0)
+    fill(memory)
+    limit = memory.used_bytes() - 1
+    write_spool(memory.spool, key_of_user("new"), TALK, [Record(500, {"content": "the last one"})])
+    watch = SpoolWatch(memory.folder, limit, Mock())
+    for _ in range(50):
+        watch._look()
+    assert memory.used_bytes() <= 0.95 * limit
 
 
 @pytest.mark.parametrize(

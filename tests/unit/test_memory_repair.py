@@ -10,10 +10,13 @@ import pytest
 from memories import archive, found_texts
 
 from pyrun.errors import UserError
+from pyrun.memory import repair as memory_repair
 from pyrun.memory import store
+from pyrun.memory.intake import take_in
 from pyrun.memory.recall import UserMemory
 from pyrun.memory.repair import check, repair
 from pyrun.memory.schema import words_table
+from pyrun.memory.spool import files
 from pyrun.memory.store import Memory, key_of_user
 
 
@@ -86,6 +89,68 @@ def test_a_file_that_is_not_damaged_is_no_matter_for_repair(tmp_path: Path, monk
         assert found_texts(UserMemory(memory, ""), "kept") == ["kept"]
 
 
+def test_who_has_the_memory_open_while_it_is_repaired_loses_nothing_and_is_told(tmp_path: Path) -> None:
+    with Memory(tmp_path) as held:
+        own = UserMemory(held, "")
+        own.set_fact("before", "kept")
+        break_index_of_entries(held.path)
+        assert repair(tmp_path).kept is not None
+        told = "repaired or moved while this program had it open"
+        with pytest.raises(UserError, match=told) as refused:
+            own.set_fact("after", "lost")
+        assert "start it again" in (refused.value.hint or "")
+        with pytest.raises(UserError, match=told):
+            own.search("kept")
+        with pytest.raises(UserError, match=told):
+            archive(held, ["left meanwhile"])
+        assert len(list(files(held.spool))) == 1
+    with Memory(tmp_path) as memory:
+        take_in(memory)
+        assert found_texts(UserMemory(memory, ""), "meanwhile") == ["left meanwhile"]
+        assert [fact.text for fact in UserMemory(memory, "").facts()] == ["before"]
+        assert check(memory) == []
+
+
+def test_nobody_can_write_while_a_file_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Memory(tmp_path) as memory:
+        archive(memory, ["kept"])
+        path = memory.path
+    break_index_of_entries(path)
+    rename = Path.rename
+    refused = []
+
+    def watched(source: Path, target: str) -> Path:
+        if source == path:
+            with closing(sqlite3.connect(path, timeout=0)) as other, pytest.raises(sqlite3.OperationalError) as error:
+                other.execute("BEGIN IMMEDIATE")
+            refused.append(str(error.value))
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", watched)
+    assert repair(tmp_path).n_saved == 1
+    assert refused == ["database is locked"]
+
+
+def test_a_file_that_another_repair_made_is_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Memory(tmp_path) as memory:
+        archive(memory, ["kept"])
+        path = memory.path
+    break_index_of_entries(path)
+    rebuild = memory_repair._rebuild_indexes
+
+    def slowly(memory: Memory) -> None:
+        rebuild(memory)
+        monkeypatch.setattr(memory_repair, "_rebuild_indexes", rebuild)
+        repair(tmp_path)
+
+    monkeypatch.setattr(memory_repair, "_rebuild_indexes", slowly)
+    with pytest.raises(UserError, match="repaired"):
+        repair(tmp_path)
+    assert len([path for path in tmp_path.glob("memory.db.damaged-*") if path.suffix.count("-") == 1]) == 1
+    with Memory(tmp_path) as memory:
+        assert found_texts(UserMemory(memory, ""), "kept") == ["kept"]
+
+
 def change(path: Path, *statements: str) -> None:
     """What a damaged disk might leave, without asking the memory."""
     with closing(sqlite3.connect(path)) as database:
@@ -123,7 +188,8 @@ def test_whatever_is_damaged_is_mended_and_can_be_forgotten(damage: str, tmp_pat
         assert len(texts) == 20
         assert "hell\ufffd" in texts if "68656c6cff" in damage else "message 6" in texts
         assert own.forget_entry(own.show()[0].id) == 1
-        assert memory.prune() == 19
+        assert memory.prune()
+        assert own.show() == []
 
 
 def test_rows_that_make_no_sense_are_left_out_and_counted(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -15,11 +16,12 @@ from typing import Any
 import pytest
 from helpers import ROOT
 
-from pyrun.memory import spool
+from pyrun.memory import intake, spool
 from pyrun.memory.intake import Taken, take_in
 from pyrun.memory.recall import UserMemory
-from pyrun.memory.spool import Record, SpoolFullError, digest, files, read_spool, write_spool
+from pyrun.memory.spool import Record, SpoolFile, SpoolFullError, digest, files, read_spool, write_spool
 from pyrun.memory.store import Entry, Memory, key_of_user
+from pyrun.memory.watch import SpoolWatch
 
 ALICE = key_of_user("alice")
 TALK = "00000000000000aa"
@@ -110,7 +112,7 @@ def test_nothing_is_missing_or_twice_over_1000_messages_with_kills(tmp_path: Pat
             if attempt < kills:
                 time.sleep(chance.uniform(0, 0.25))
                 process.kill()
-            code = process.wait(60)
+            code = process.wait(300)
             killed[name] += code != 0
             process.stdout.close()
             if name == "reader" and attempt == 0:
@@ -129,7 +131,7 @@ def test_a_fact_told_before_a_kill_is_found_after_it(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.kill()
-    process.wait(60)
+    process.wait(300)
     process.stdout.close()
     with Memory(tmp_path) as memory:
         take_in(memory)
@@ -223,6 +225,38 @@ def test_a_link_in_the_spool_is_not_followed(tmp_path: Path) -> None:
     path.symlink_to(secret)
     assert taken_in(tmp_path) == Taken(n_damaged=1)
     assert secret.exists()
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOMEM, errno.EIO, errno.EACCES])
+def test_a_file_that_cannot_be_read_now_stays_for_the_next_intake_and_holds_up_no_other(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = write_spool(tmp_path / "spool", ALICE, TALK, [said(0)])
+    write_spool(tmp_path / "spool", ALICE, "00000000000000bb", [said(0)])
+
+    def read(path: Path) -> SpoolFile:
+        if path == refused:
+            raise OSError(code, os.strerror(code))
+        return read_spool(path)
+
+    complaints: list[str] = []
+    watch = SpoolWatch(tmp_path, 10**9, complaints.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(intake, "read_spool", read)
+        assert taken_in(tmp_path) == Taken(n_new=1, trouble=f"{refused}: {os.strerror(code)}")
+        watch._look()
+        watch._look()
+    assert [os.strerror(code) in complaint for complaint in complaints] == [True]
+    assert list(files(tmp_path / "spool")) == [refused]
+    assert taken_in(tmp_path) == Taken(n_new=1)
+
+
+def test_what_is_no_plain_file_is_set_aside(tmp_path: Path) -> None:
+    path = write_spool(tmp_path / "spool", ALICE, TALK, [said(0)])
+    path.unlink()
+    path.mkdir()
+    assert taken_in(tmp_path) == Taken(n_damaged=1)
+    assert list(files(tmp_path / "spool")) == []
 
 
 def test_unfinished_files_of_dead_writers_go(tmp_path: Path) -> None:
