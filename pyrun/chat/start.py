@@ -56,9 +56,10 @@ def chat(home: Home, wishes: Wishes, console: Console) -> Iterator[Chat]:
     known = [provider for provider in setup.providers if provider.name != LOCAL]
     system = _read_system(wishes.system)
     with ExitStack() as stack:
+        toolbox = Toolbox(setup)  # What is wrong with it is said before a model is loaded.
         links, endpoint = _links(home, wishes, known, stack)
         servers = stack.enter_context(McpServers(_servers(home, wishes, setup), home.logs / "mcp.log"))
-        toolset = Toolset(Toolbox(setup), servers, home.settings, wishes.tools, links[0].context, links[0].name)
+        toolset = Toolset(toolbox, servers, home.settings, wishes.tools, links[0].context, links[0].name)
         memory = stack.enter_context(Memory(setup.memory, setup.memory_limit))
         take_in(memory)
         sessions = Sessions(memory, setup.user)

@@ -71,6 +71,7 @@ from pyrun.server.router import Preset
 from pyrun.server.supervisor import State, Supervisor, Watched
 from pyrun.tools.kept import kept_folders
 from pyrun.tools.mcp_config import check_local, lacks_tools, write_config
+from pyrun.tools.root import Root
 from pyrun.workers.ask import ask_workers, missing_worker
 from pyrun.workers.endpoint import Endpoint
 
@@ -214,13 +215,16 @@ def tools_root(home: Home, address: Address, options: ServerOptions) -> Path | N
         raise missing_extra("mcp", "tools")
     from pyrun.tools.setup import load_setup
 
-    return load_setup(home, os.environ).root.resolve()
+    setup = load_setup(home, os.environ)
+    return Root(setup.root, setup.protected).folder
 
 
 def offer_tools(home: Home, root: Path | None, words: Sequence[str]) -> None:
     """`words` are those that the server and its models are started with."""
     if root is not None:
-        write_config(home.tools_config, root, kept_folders(words, os.environ))
+        kept = kept_folders(words, os.environ)
+        Root(root, kept)  # It says where the root is one of them.
+        write_config(home.tools_config, root, kept)
         console.say(f"tools: files below {root}; `llama-run tools list` shows all, logs/tools.jsonl every call")
 
 

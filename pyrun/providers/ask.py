@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pyrun.errors import UserError
-from pyrun.providers.events import End, Message, ProviderError, Request, Text
+from pyrun.providers.events import End, Event, Message, ProviderError, Request, Text
 from pyrun.providers.known import Provider
 from pyrun.providers.stream import TIMEOUT_SECONDS, cost, stream
 
 MAX_TOKENS = 4096
+LOOK_SECONDS = 0.1  # so long an end may take to be noticed
 
 
 @dataclass
@@ -47,26 +50,63 @@ def ask(
     max_tokens: int = MAX_TOKENS,
     spending: Spending | None = None,
     seconds: float = TIMEOUT_SECONDS,
+    stopped: threading.Event | None = None,
 ) -> str:
-    """The answer's text. What goes wrong on the other side is told, without the key."""
+    """The answer's text. What goes wrong on the other side is told, without the key. Whoever sets `stopped` does not
+    wait for it any longer."""
     spending = spending or Spending()
     spending.check(provider)
     messages: list[Message] = [
         *([{"role": "system", "content": system}] if system else []),
         {"role": "user", "content": question},
     ]
-    deadline = time.monotonic() + seconds
     text = ""
     try:
-        for event in stream(provider, Request(messages, max_tokens=max_tokens), seconds):
+        request = Request(messages, max_tokens=max_tokens)
+        for event in _events(provider, request, seconds, stopped or threading.Event()):
             if isinstance(event, Text):
                 text += event.text
             elif isinstance(event, End):
                 spending.add(provider, cost(provider, event.usage) or 0.0)
-            if time.monotonic() > deadline:
-                raise UserError(f"{provider.name} did not end within {seconds:.0f} s", "ask for less")
     except ProviderError as error:
         raise UserError(
             f"{provider.name} did not answer: {error.message}", "check its address, key and model"
         ) from error
     return text
+
+
+def _events(provider: Provider, request: Request, seconds: float, stopped: threading.Event) -> Iterator[Event]:
+    """Read by a thread of its own, since a server that says nothing cannot be interrupted. Where nobody waits for it
+    any longer, it leaves with the next event, or with the program."""
+    told: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
+    left = threading.Event()
+
+    def read() -> None:
+        try:
+            for event in stream(provider, request, seconds):
+                told.put(event)
+                if left.is_set():
+                    return
+            told.put(None)
+        except Exception as error:
+            told.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    deadline = time.monotonic() + seconds
+    try:
+        while True:
+            if stopped.is_set():
+                raise UserError(f"{provider.name} was not waited for: the call was cancelled")
+            if time.monotonic() > deadline:
+                raise UserError(f"{provider.name} did not end within {seconds:.0f} s", "ask for less")
+            try:
+                event = told.get(timeout=LOOK_SECONDS)
+            except queue.Empty:
+                continue
+            if event is None:
+                return
+            if isinstance(event, Exception):
+                raise event
+            yield event
+    finally:
+        left.set()

@@ -17,7 +17,7 @@ def ask_tools(providers: Sequence[Provider]) -> list[Tool]:
 def _tool(provider: Provider, spending: Spending) -> Tool:
     def run(call: Call) -> str:
         limit = call.number("max_tokens", MAX_TOKENS)
-        return ask(provider, call.text("question"), call.text("system"), limit, spending)
+        return ask(provider, call.text("question"), call.text("system"), limit, spending, stopped=call.stopped)
 
     return Tool(
         f"ask_{provider.name}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import time
@@ -32,13 +34,31 @@ class Audit:
         }
         line = (json.dumps(entry, ensure_ascii=True, default=str) + "\n").encode()
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        while not self._append(line):
+            pass  # the log became FILE.1 since it was opened: the line belongs into the new one
+
+    def _append(self, line: bytes) -> bool:
+        """One writer at a time, of all threads and programs; False where the open file is the log no more."""
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            os.write(handle, line)
-            if os.fstat(handle).st_size > MAX_BYTES:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if not self._is_log(handle):
+                return False
+            size = os.fstat(handle).st_size
+            if os.write(handle, line) < len(line):  # a disk that becomes full takes a part
+                os.ftruncate(handle, size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if size + len(line) > MAX_BYTES:
                 self.path.rename(self.path.with_name(f"{FILE}.1"))
+            return True
         finally:
             os.close(handle)
+
+    def _is_log(self, handle: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(handle), self.path.lstat())
+        except FileNotFoundError:
+            return False
 
 
 def _short(value: Any, name: str = "", depth: int = 0) -> Any:

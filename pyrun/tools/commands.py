@@ -123,3 +123,26 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+    if process.returncode < 0:  # a command can kill its keeper
+        _kill_session(process.pid)
+
+
+def _kill_session(leader: int) -> None:
+    """What a killed keeper left behind, in rounds: who is killed may just have forked."""
+    deadline = time.monotonic() + KEEPER_SECONDS
+    while (left := _members(leader)) and time.monotonic() < deadline:
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def _members(leader: int) -> list[int]:
+    """Of the leader's session, in /proc, without those that nobody has waited for yet."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, _, session = file.read_bytes().rpartition(b")")[2].split()[:4]
+            if int(session) == leader and state != b"Z":
+                found.append(int(file.parent.name))
+    return found

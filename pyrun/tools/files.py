@@ -9,10 +9,10 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
-from pyrun.tools.root import FOLDER, MissingError, Root
+from pyrun.tools.root import FOLDER, MissingError, Place, Root
 from pyrun.tools.tool import MAX_RESULT_CHARACTERS, Call, Tool, ToolError, flag, number, text
 
 MAX_READ_BYTES = 1_000_000
@@ -139,9 +139,8 @@ class FileTools:
         path = call.text("path")
         folder, _, name = path.rpartition("/")
         with self.root.opened_folder(folder or ".", links=False) as handle:
-            info = os.stat(name, dir_fd=handle, follow_symlinks=False)
-            self.root.check(info, path)
-            if stat.S_ISDIR(info.st_mode):
+            self.root.checked(Place(handle, name, path))
+            if stat.S_ISDIR(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode):
                 raise ToolError(f"{path} is a folder; only files are deleted")
             os.unlink(name, dir_fd=handle)
         return f"{path} is deleted"
@@ -166,14 +165,12 @@ class FileTools:
 
     def find_files(self, call: Call) -> str:
         pattern = call.text("pattern")
-        found = []
-        for path, name, _ in self._files(call):
-            if fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(path, pattern):
-                found.append(_shown(path))
-                if len(found) == MAX_ENTRIES:
-                    found.append(f"[cut: more than {MAX_ENTRIES:,} files]")
-                    break
-        return "\n".join(found) or "no file has such a name"
+        found = (
+            _shown(path)
+            for path, name, _ in self._files(call)
+            if fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(path, pattern)
+        )
+        return _first_of(found, "files") or "no file has such a name"
 
     def search_text(self, call: Call) -> str:
         wanted, names = call.text("text"), call.text("files", "*")
@@ -181,23 +178,23 @@ class FileTools:
             raise ToolError("the text must be a part of one line")
         fold = call.flag("ignore_case")
         wanted = wanted.casefold() if fold else wanted
-        found: list[str] = []
         n_left_out = 0
-        for path, name, folder in self._files(call):
-            if not fnmatch.fnmatch(name, names):
-                continue
-            content = self._searchable(name, folder)
-            if content is None:
-                n_left_out += 1
-                continue
-            for n, line in enumerate(content.splitlines(), 1):
-                if wanted in (line.casefold() if fold else line):
-                    found.append(f"{_shown(path)}:{n}: {line.strip()[:300]}")
-            if len(found) >= MAX_ENTRIES:
-                found = [*found[:MAX_ENTRIES], f"[cut: more than {MAX_ENTRIES:,} lines]"]
-                break
-        left_out = f"\n[{n_left_out} large or binary files were left out]" if n_left_out else ""
-        return ("\n".join(found) or "nothing was found") + left_out
+
+        def lines() -> Iterator[str]:
+            nonlocal n_left_out
+            for path, name, folder in self._files(call):
+                if not fnmatch.fnmatch(name, names):
+                    continue
+                content = self._searchable(name, folder)
+                if content is None:
+                    n_left_out += 1
+                    continue
+                for n, line in enumerate(content.splitlines(), 1):
+                    if wanted in (line.casefold() if fold else line):
+                        yield f"{_shown(path)}:{n}: {line.strip()[:300]}"
+
+        found = _first_of(lines(), "lines") or "nothing was found"
+        return found + (f"\n[{n_left_out} large or binary files were left out]" if n_left_out else "")
 
     # Below the tools
 
@@ -339,6 +336,19 @@ def _kind(info: os.stat_result) -> str:
     if stat.S_ISLNK(info.st_mode):
         return "link"
     return f"file, {info.st_size:,} bytes" if stat.S_ISREG(info.st_mode) else "special file"
+
+
+def _first_of(found: Iterable[str], what: str) -> str:
+    """As many as a result has room for. No more is looked for: there may be millions, each with a long path."""
+    rows: list[str] = []
+    room = MAX_RESULT_CHARACTERS - 200
+    for row in found:
+        room -= len(row) + 1
+        if len(rows) == MAX_ENTRIES or room < 0:
+            rows.append(f"[cut: more than {len(rows):,} {what}]")
+            break
+        rows.append(row)
+    return "\n".join(rows)
 
 
 def _shown(name: str) -> str:

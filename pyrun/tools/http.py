@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, quote, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
 from pyrun.tools.rules import Address, Rules
 from pyrun.tools.tool import Call, Tool, ToolError, number, text
@@ -22,6 +22,8 @@ DEFAULT_SECONDS = 30
 MAX_SECONDS = 300
 MAX_BODY_BYTES = 1_000_000
 MAX_REDIRECTS = 5
+LATE = "it took too long"
+LOOK_SECONDS = 0.1  # so long an end may take to be noticed
 REDIRECTS = (301, 302, 303, 307, 308)
 OWN_HEADERS = (
     "host",
@@ -76,6 +78,7 @@ class HttpTools:
                 ("url",),
                 changes=method != "GET",
                 subject="url",
+                settle=_settled,
             )
 
         return [
@@ -91,7 +94,7 @@ class HttpTools:
         deadline = time.monotonic() + call.number("timeout", DEFAULT_SECONDS)
         url = _parsed(call.text("url"))
         for _ in range(MAX_REDIRECTS + 1):
-            answer = self._once(method, url, headers, body, deadline)
+            answer = self._once(method, url, headers, body, deadline, call.stopped)
             location = next((value for name, value in answer.headers if name.lower() == "location"), None)
             if answer.status not in REDIRECTS or location is None:
                 return _told(url, answer)
@@ -106,23 +109,29 @@ class HttpTools:
         raise ToolError(f"{call.text('url')} leads from one address to the next, more than {MAX_REDIRECTS} times")
 
     def _once(
-        self, method: str, url: SplitResult, headers: dict[str, str], body: bytes | None, deadline: float
+        self,
+        method: str,
+        url: SplitResult,
+        headers: dict[str, str],
+        body: bytes | None,
+        deadline: float,
+        stopped: threading.Event,
     ) -> Answer:
         host, port = _host_and_port(url)
         addresses = self._checked_addresses(host, port)
-        connection = _Connection(host, port, addresses, url.scheme == "https", deadline)
+        connection = _Connection(host, port, addresses, url.scheme == "https", deadline, stopped)
         path = quote(url.path or "/", safe=PATH_SIGNS) + (f"?{quote(url.query, safe=PATH_SIGNS)}" if url.query else "")
         try:
             connection.request(method, path, body=body, headers={"Accept-Encoding": "identity", **headers})
             with connection.getresponse() as response:
                 data = response.read(MAX_BODY_BYTES + 1)
-                if connection.is_late:
+                if connection.why_cut:
                     raise TimeoutError
                 is_cut = len(data) > MAX_BODY_BYTES
                 return Answer(response.status, response.reason, response.getheaders(), data[:MAX_BODY_BYTES], is_cut)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            late = connection.is_late or isinstance(error, TimeoutError)
-            why = "it took too long" if late else str(error) or type(error).__name__
+            late = LATE if isinstance(error, TimeoutError) else ""
+            why = connection.why_cut or late or str(error) or type(error).__name__
             raise ToolError(f"{url.scheme}://{host}:{port} did not answer: {why}") from error
         finally:
             connection.finish()
@@ -167,26 +176,26 @@ class _Connection(http.client.HTTPConnection):
     """To the addresses that were looked at, whatever the name has by now; the name goes into Host, and into the check
     of the certificate.
 
-    It is cut at the deadline, also while a server sends a byte now and then.
+    It is cut at the deadline, also while a server sends a byte now and then, and when the call is stopped.
     """
 
-    def __init__(self, host: str, port: int, addresses: list[str], secure: bool, deadline: float) -> None:
+    def __init__(
+        self, host: str, port: int, addresses: list[str], secure: bool, deadline: float, stopped: threading.Event
+    ) -> None:
         self._deadline = deadline
         super().__init__(host, port, timeout=self._left())
         self.default_port = 443 if secure else 80
-        self.is_late = False
+        self.why_cut = ""
         self._addresses = addresses
         self._secure = secure
-        self._watched: socket.socket | None = None
-        self._timer = threading.Timer(self._left(), self._cut)
-        self._timer.daemon = True
+        self._stopped = stopped
+        self._watched: list[socket.socket] = []
+        self._finished = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def connect(self) -> None:
-        self._timer.start()
+        self._watcher.start()
         self.sock = self._first_that_answers()
-        self._watched = self.sock.dup()
-        if self.is_late:
-            raise TimeoutError
         if self._secure:
             context = ssl.create_default_context()
             self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
@@ -194,24 +203,56 @@ class _Connection(http.client.HTTPConnection):
     def _first_that_answers(self) -> socket.socket:
         for address in self._addresses[:-1]:  # a machine may have no way to some of them, such as those of IPv6
             with suppress(OSError):
-                return socket.create_connection((address, self.port), self._left())
-        return socket.create_connection((self._addresses[-1], self.port), self._left())
+                return self._connected(address)
+        return self._connected(self._addresses[-1])
+
+    def _connected(self, address: str) -> socket.socket:
+        """Watched before it is connected, which may take as long as an answer."""
+        family, kind, protocol, _, place = socket.getaddrinfo(address, self.port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+        self._watched.append(made.dup())
+        try:
+            made.settimeout(self._left())
+            made.connect(place)
+        except OSError:
+            made.close()
+            raise
+        return made
 
     def _left(self) -> float:
         return max(0.001, self._deadline - time.monotonic())
 
-    def _cut(self) -> None:
-        self.is_late = True
-        if self._watched is not None:
-            with suppress(OSError):
-                self._watched.shutdown(socket.SHUT_RDWR)
+    def _watch(self) -> None:
+        """Cuts more than once: what is cut before it is connected is connected all the same."""
+        while not self._finished.wait(LOOK_SECONDS):
+            if self._stopped.is_set():
+                self.why_cut = "the call was cancelled"
+            elif time.monotonic() > self._deadline:
+                self.why_cut = LATE
+            if self.why_cut:
+                for watched in self._watched:
+                    with suppress(OSError):
+                        watched.shutdown(socket.SHUT_RDWR)
 
     def finish(self) -> None:
         """Not `close`: that is called as soon as the answer's head says that the server will close."""
         self.close()
-        self._timer.cancel()
-        if self._watched is not None:
-            self._watched.close()
+        self._finished.set()
+        if self._watcher.ident is not None:
+            self._watcher.join()
+        for watched in self._watched:
+            watched.close()
+
+
+def _settled(url: str) -> str:
+    """An address that leads where it says: rules look at how it begins. Servers decode `%2e`, some of them twice, take
+    a backslash for a slash and leave out what follows a semicolon."""
+    path = _parsed(url).path
+    while (plain := unquote(path)) != path:
+        path = plain
+    if {".", ".."} & set(re.split(r"[/\\;]", path)):
+        raise ToolError(f"{url[:200]!r} has '.' or '..' as a part of its path; write the address that it leads to")
+    return url
 
 
 def _parsed(url: str) -> SplitResult:

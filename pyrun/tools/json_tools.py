@@ -68,7 +68,7 @@ def parse(call: Call) -> str:
 
 
 def validate(call: Call) -> str:
-    """In a process of its own: a pattern in a schema can take for ever."""
+    """In a process of its own: a pattern in a schema can take for ever, and its errors all memory."""
     parsed(call.text("text"))
     try:
         done = subprocess.run(
@@ -82,7 +82,7 @@ def validate(call: Call) -> str:
     except subprocess.TimeoutExpired as error:
         raise ToolError(f"the schema was not done after {VALIDATE_SECONDS} seconds; simplify its patterns") from error
     if done.returncode != 0:
-        raise ToolError(f"the schema cannot be used: {done.stdout.strip() or 'it is too deep'}")
+        raise ToolError(f"the schema cannot be used: {done.stdout.strip() or 'it is too deep or too large'}")
     return done.stdout.strip()
 
 

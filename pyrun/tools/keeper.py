@@ -2,6 +2,7 @@
 
 On Linux, what a command leaves behind (also in a session of its own) becomes a child of the keeper and is killed when
 the command ends, when the keeper is told to end, and when the tool server is gone. Elsewhere, the command's group is.
+Where the keeper itself is killed, the tool server ends what is left of its session.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     child = os.fork()
     if child == 0:
-        os.setsid()
+        os.setpgid(0, 0)  # not a session of its own: in the keeper's it is found when the keeper is killed
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         with suppress(OSError):

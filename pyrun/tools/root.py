@@ -67,7 +67,14 @@ class Root:
                 f"{folder} cannot be the root folder: {error.strerror}", "give another: --root DIR"
             ) from error
         self._kernel = {path.stat().st_dev for path in KERNEL if path.is_dir()}
-        self._protected = list(protected)
+        # What a link leads to is protected by its name as well: it need not be there yet.
+        self._protected = list(dict.fromkeys(path for own in protected for path in (own, Path(os.path.realpath(own)))))
+        for above in (self.folder, *self.folder.parents):
+            if self._is_protected(above.stat()):
+                raise UserError(
+                    f"{folder} cannot be the root folder of the tools: {above} is llama-run's own",
+                    "give the folder of your work: --root DIR, or root in the table [tools] of llama-run.toml",
+                )
 
     @contextmanager
     def place(
@@ -114,7 +121,7 @@ class Root:
                         raise
                     return Place(walk.folders[-1], name, "/".join([*walk.names, name, *parts]))
             else:
-                return self._checked(Place(walk.folders[-1], name, "/".join([*walk.names, name])))
+                return self.checked(Place(walk.folders[-1], name, "/".join([*walk.names, name])))
         if not walk.names:
             return Place(walk.folders[-1], ".", ".")
         name = walk.names[-1]
@@ -148,7 +155,8 @@ class Root:
         walk.names.append(name)
         self.check(os.fstat(walk.folders[-1]), "/".join(walk.names))
 
-    def _checked(self, place: Place) -> Place:
+    def checked(self, place: Place) -> Place:
+        """By its name, too: a link is not the file that it leads to, and what is protected may be one."""
         with suppress(FileNotFoundError):
             self.check(os.stat(place.name, dir_fd=place.folder, follow_symlinks=False), place.path)
         for own in self._protected:  # also what is not there yet
@@ -160,10 +168,15 @@ class Root:
     def check(self, info: os.stat_result, path: str) -> None:
         if info.st_dev in self._kernel:
             raise ToolError(f"{path} belongs to the kernel; it is no file")
+        if self._is_protected(info):
+            raise _untouchable(path)
+
+    def _is_protected(self, info: os.stat_result) -> bool:
         for own in self._protected:
             with suppress(OSError):
                 if os.path.samestat(info, own.stat()):
-                    raise _untouchable(path)
+                    return True
+        return False
 
     @contextmanager
     def opened_file(self, path: str) -> Iterator[tuple[int, os.stat_result]]:

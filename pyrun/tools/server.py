@@ -106,7 +106,7 @@ class ToolServer:
                 return self._question(pending)
         else:
             try:
-                said = await context.session.elicit_form(pending.question, CONSENT, context.request_id)
+                said = await context.session.elicit_form(self.box.ask(pending), CONSENT, context.request_id)
             except MCPError as error:
                 raise self.box.refuse(pending, f"the client could not ask the person: {error}") from error
         if said.action != "accept" or (said.content or {}).get("allow") is not True:
@@ -118,7 +118,7 @@ class ToolServer:
         while len(self.asked) >= MAX_QUESTIONS:
             del self.asked[next(iter(self.asked))]
         self.asked[state] = _digest(pending)
-        form = types.ElicitRequestFormParams(message=pending.question, requested_schema=CONSENT)
+        form = types.ElicitRequestFormParams(message=self.box.ask(pending), requested_schema=CONSENT)
         return types.InputRequiredResult(input_requests={KEY: types.ElicitRequest(params=form)}, request_state=state)
 
     def _brought(self, params: types.CallToolRequestParams, pending: Pending) -> types.ElicitResult | None:

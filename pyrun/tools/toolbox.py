@@ -49,16 +49,18 @@ class Toolbox:
         self.rules = read_rules(setup.allow)
         self.audit = Audit(setup.logs)
         root = Root(setup.root, setup.protected)
+        http = HttpTools(self.rules).tools()
+        asking = [*ask_tools(setup.providers), *ResourceTools(setup.include).tools()]
         everything = [
             *FileTools(root).tools(),
             *(CommandTool(root).tools() if setup.commands else []),
-            *HttpTools(self.rules).tools(),
+            *http,
             *json_tools(),
             *MemoryTools(setup.memory, setup.memory_limit, setup.user).tools(),
-            *ask_tools(setup.providers),
-            *ResourceTools(setup.include).tools(),
+            *asking,
         ]
         self.tools = {tool.name: tool for tool in everything}
+        self.sending = {tool.name for tool in (*http, *asking)}  # something to somebody else, if only a question
 
     def prepare(self, name: str, arguments: dict[str, Any]) -> Pending:
         """Raises ToolError where the call makes no sense; that is written down as well."""
@@ -74,14 +76,20 @@ class Toolbox:
             raise ToolError(_told(error)) from error
         return Pending(tool, call, subject, tool.changes and not self.rules.allows(name, subject))
 
+    def ask(self, pending: Pending) -> str:
+        """The question for a person. The log knows of it before: they may never answer."""
+        self.audit.write(pending.tool.name, pending.call.arguments, "asked", 0)
+        return pending.question
+
     def refuse(self, pending: Pending, why: str) -> ToolError:
         self.audit.write(pending.tool.name, pending.call.arguments, "refused", 0, why)
         return ToolError(why)
 
     def make(self, pending: Pending) -> str:
-        """Makes the call. The log knows of a change before it is made, and of every end that the call comes to. Raises
-        OSError where a change cannot be written down before; what was done is told, whether that can be or not."""
-        if pending.tool.changes:
+        """Makes the call. The log knows of what changes or sends something before it is made, and of every end that a
+        call comes to. Raises OSError where the former cannot be written down; what was done is told, whether its end
+        can be or not."""
+        if pending.tool.changes or pending.tool.name in self.sending:
             self.audit.write(pending.tool.name, pending.call.arguments, "started", 0)
         begin = time.monotonic()
         try:

@@ -6,17 +6,16 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import uvicorn
 from chat_fixtures import Desk, link
 from fakes.dialects import Reply
 from fakes.model_server import model_server
-from helpers import ROOT, free_port, wait_until
+from helpers import ROOT, children_told, free_port, wait_until
 from mcp.server.mcpserver import MCPServer
 from rich.console import Console
 from tool_fixtures import Bench
@@ -84,15 +83,6 @@ def test_tools_prompts_and_resources_are_used_and_a_dead_or_mute_server_costs_it
     assert "a word for the log" in (bench.folder / "logs" / "mcp.log").read_text()
 
 
-def words_of_children() -> set[str]:
-    """The command lines of all processes that this one has started."""
-    words: set[str] = set()
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it may be gone by now
-            words |= set(child.cmdline())
-    return words
-
-
 def test_a_server_that_never_answers_or_is_not_there_is_reported(tmp_path: Path) -> None:
     gone = IncludedServer("/no/such/program", (), {})
     with McpServers({"gone": gone}, tmp_path / "mcp.log", start_seconds=PATIENCE) as servers:
@@ -105,7 +95,7 @@ def test_a_server_that_never_answers_or_is_not_there_is_reported(tmp_path: Path)
     with McpServers({"mute": things("mute")}, tmp_path / "mcp.log", start_seconds=1) as servers:
         assert servers.problems == ["mute: it did not answer within 1 s, and is left out"]
         assert servers.tools == []
-        wait_until(lambda: "mute" not in words_of_children(), 30, "it is ended, too")
+        wait_until(lambda: not children_told("mute"), 30, "it is ended, too")
 
 
 def test_mcp_json_is_read_and_what_is_wrong_with_it_is_told(tmp_path: Path) -> None:

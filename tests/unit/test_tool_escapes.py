@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import itertools
+import json
 import os
 import resource
 import shutil
@@ -12,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
@@ -19,13 +21,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from helpers import wait_until
+from stores import make_clone
 from tool_fixtures import Bench, call, refusal
 
+from pyrun.cli.main import cli
 from pyrun.errors import UserError
 from pyrun.tools import commands as commands_module
 from pyrun.tools import files as files_module
@@ -33,43 +38,43 @@ from pyrun.tools import http as http_module
 from pyrun.tools.http import HttpTools, is_public
 from pyrun.tools.root import Root
 from pyrun.tools.rules import read_rules
-from pyrun.tools.tool import Call, ToolError
+from pyrun.tools.tool import MAX_RESULT_CHARACTERS, Call, ToolError
 
 # Paths
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "../outside/secret.txt",
-        "a/../../outside/secret.txt",
-        "./.././outside/secret.txt",
-        "link_to_outside/secret.txt",
-        "link_to_secret",
-        "link_up/outside/secret.txt",
-        "chain_1/secret.txt",
-        "folder/link_up_again/outside/secret.txt",
-        "link_to_outside/../secret.txt",
-        "/etc/passwd",
-        "//etc/passwd",
-        "/proc/self/environ",
-        "proc/self/environ",
-        "proc_link/self/root/etc/passwd",
-        "loop",
-        "a\0b",
-        "x" * 5000,
-        "\udcff\ud800",
-        "",
-        ".",
-        "..",
-        "folder",
-        "fifo",
-        "socket",
-    ],
-)
-def test_no_path_leads_out_or_to_what_is_no_file(path: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+OUT = [
+    "../outside/secret.txt",
+    "a/../../outside/secret.txt",
+    "./.././outside/secret.txt",
+    "link_to_outside/secret.txt",
+    "link_to_secret",
+    "link_up/outside/secret.txt",
+    "chain_1/secret.txt",
+    "folder/link_up_again/outside/secret.txt",
+    "link_to_outside/../secret.txt",
+    "/etc/passwd",
+    "//etc/passwd",
+    "/proc/self/environ",
+    "proc_link/self/root/etc/passwd",
+]
+NO_FILE = [
+    "proc/self/environ",
+    "loop",
+    "a\0b",
+    "x" * 5000,
+    "\udcff\ud800",
+    "",
+    ".",
+    "..",
+    "folder",
+    "fifo",
+    "socket",
+]
+
+
+def plant_links(bench: Bench) -> None:
     work = bench.work
-    monkeypatch.chdir(work)
     (work / "folder").mkdir()
     (work / "a").mkdir()
     (work / "link_to_outside").symlink_to(bench.outside)
@@ -80,6 +85,32 @@ def test_no_path_leads_out_or_to_what_is_no_file(path: str, bench: Bench, monkey
     (work / "folder" / "link_up_again").symlink_to("../..")
     (work / "proc_link").symlink_to("/proc")
     (work / "loop").symlink_to("loop")
+
+
+@pytest.mark.parametrize("path", OUT)
+def test_no_tool_follows_a_path_that_leads_out(path: str, bench: Bench) -> None:
+    plant_links(bench)
+    box = bench.box()
+    before = [sorted(os.walk(folder)) for folder in (bench.work, bench.outside)]
+    refusal(box, "read_file", path=path)
+    refusal(box, "file_exists", path=path)
+    refusal(box, "write_file", path=path, content="planted")
+    refusal(box, "edit_file", path=path, old="the secret", new="gone")
+    if path != "link_to_secret":  # a link of this folder may be deleted: another test
+        refusal(box, "delete_file", path=path)
+    parent = path if path == "link_to_secret" else path.rpartition("/")[0]
+    refusal(box, "list_directory", path=parent)
+    refusal(box, "find_files", path=parent, pattern="*")
+    refusal(box, "search_text", path=parent, text="e")
+    assert [sorted(os.walk(folder)) for folder in (bench.work, bench.outside)] == before
+    assert (bench.outside / "secret.txt").read_text() == "the secret"
+
+
+@pytest.mark.parametrize("path", [*OUT, *NO_FILE])
+def test_no_path_leads_out_or_to_what_is_no_file(path: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = bench.work
+    monkeypatch.chdir(work)
+    plant_links(bench)
     os.mkfifo(work / "fifo")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")  # the path to it may be longer than a socket's may be
@@ -202,6 +233,45 @@ def test_what_llama_run_keeps_is_out_of_reach_even_inside_the_root(bench: Bench)
     assert "own" in refusal(box, "write_file", path="llama-run.toml", content="[tools]\ncommands = true")
 
 
+@pytest.mark.parametrize("target", ["file", "folder", "missing"])
+def test_what_llama_run_keeps_is_out_of_reach_also_as_a_link(target: str, bench: Bench) -> None:
+    (bench.work / "file").write_text("a key")
+    (bench.work / "folder").mkdir()
+    link = bench.work / "kept"
+    link.symlink_to(target)
+    box = bench.box(protected=(link,))
+    for path in ("kept", target):
+        assert "own" in refusal(box, "delete_file", path=path)
+        assert "own" in refusal(box, "read_file", path=path)
+        assert "own" in refusal(box, "write_file", path=path, content="planted")
+    assert link.is_symlink()
+    assert not (bench.work / "missing").exists()
+
+
+@pytest.mark.parametrize("root", ["memory", "memory/users/alice", "link", "way/memory/users"])
+def test_what_llama_run_keeps_is_no_root_folder(root: str, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    (memory / "users" / "alice").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(memory)
+    (tmp_path / "way").symlink_to(".")
+    for protected in (memory, tmp_path / "link"):
+        with pytest.raises(UserError, match="own") as refused:
+            Root(tmp_path / root, [tmp_path / "missing", protected])
+        assert "--root" in (refused.value.hint or "")
+    Root(tmp_path, [memory])
+
+
+def test_the_command_says_so_where_it_is_started_in_what_llama_run_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(make_clone(tmp_path)))
+    (tmp_path / "memory").mkdir()
+    monkeypatch.chdir(tmp_path / "memory")
+    refused = CliRunner().invoke(cli, ["tools", "--memory", ".", "list"]).exception
+    assert isinstance(refused, UserError)
+    assert "own" in refused.message and "--root" in (refused.hint or "")
+
+
 def test_the_root_of_the_disk_is_no_root_folder() -> None:
     with pytest.raises(UserError):
         Root(Path("/"))
@@ -237,6 +307,23 @@ def test_results_are_bounded(bench: Bench) -> None:
     assert "cut: more than 2,000" in call(box, "list_directory")
     assert "cut: more than 2,000" in call(box, "find_files", pattern="*")
     assert "cut: more than 2,000" in call(box, "search_text", text="line")
+
+
+@pytest.mark.parametrize("depth", [1, 10])
+def test_a_search_holds_no_more_than_its_result_has_room_for(depth: int, bench: Bench) -> None:
+    folder = bench.work / "/".join(["long" * 50] * depth)
+    folder.mkdir(parents=True)
+    (folder / "many.txt").write_text("a\n" * 500_000)
+    box = bench.box()
+    tracemalloc.start()
+    try:
+        told = call(box, "search_text", text="a")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000
+    assert len(told) <= MAX_RESULT_CHARACTERS
+    assert told.endswith(f"[cut: more than {told.count('.txt:'):,} lines]")
 
 
 def test_a_line_longer_than_a_result_is_read_piece_by_piece(bench: Bench) -> None:
@@ -577,3 +664,13 @@ def test_a_schema_fetches_nothing_and_ends(
     assert "not done after" in refusal(box, "json_validate", text=text, schema={"pattern": "^(a+)+$"})
     for source in ("[" * 100_000, '{"a":' * 50_000, "1" * 100_000, "NaN", "", "\ud800"):
         refusal(box, "json_parse", text=source)
+
+
+def test_of_many_errors_only_those_are_held_that_are_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyrun.tools.json_tools.VALIDATE_SECONDS", 300)  # however slow the machine
+    text = json.dumps("a" * 1_500_000)
+    schema = {"allOf": [{"maxLength": 0}] * 500}  # each error holds a copy of the text
+    told = call(bench.box(), "json_validate", text=text, schema=schema).splitlines()
+    assert (len(told), told[-1]) == (21, "and more")
+    # Of anyOf, all errors are kept until one of its schemas fits.
+    assert "of memory" in refusal(bench.box(), "json_validate", text=text, schema={"anyOf": [schema]})

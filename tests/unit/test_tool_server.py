@@ -17,7 +17,7 @@ import pytest
 from helpers import ROOT, wait_until
 from mcp import Client, StdioServerParameters
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
-from tool_fixtures import Bench
+from tool_fixtures import Bench, web_server
 
 from pyrun.memory.spool import Record, write_spool
 from pyrun.memory.store import key_of_user
@@ -159,7 +159,29 @@ def test_a_person_is_asked_and_what_they_say_counts(mode: str, version: str, ben
     assert "allowed.txt" in person.asked[0]
     assert "new content" in person.asked[0]
     outcomes = [entry["outcome"] for entry in bench.calls() if entry["tool"] == "write_file"]
-    assert outcomes == ["started", "done", "refused", "refused", "refused"]
+    assert outcomes == ["asked", "started", "done", *["asked", "refused"] * 3]
+
+
+@pytest.mark.parametrize("mode", [mode for mode, _ in AGES])
+def test_a_question_that_is_never_answered_is_written_down(mode: str, bench: Bench) -> None:
+    """The client takes its call back while the person thinks, or never comes back with what they say."""
+
+    asked = anyio.Event()
+
+    async def person(*_: Any) -> None:
+        asked.set()
+        await anyio.sleep_forever()
+
+    async def conversation(client: Client) -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.call_tool, "write_file", {"path": "a.txt", "content": "x"})
+            await asked.wait()
+            group.cancel_scope.cancel()
+        await client.list_tools()
+
+    talk(bench, mode, conversation, person=person)
+    assert [(entry["tool"], entry["outcome"]) for entry in bench.calls()] == [("write_file", "asked")]
+    assert not (bench.work / "a.txt").exists()
 
 
 def test_consent_to_one_call_is_not_consent_to_another(bench: Bench) -> None:
@@ -219,6 +241,18 @@ class OldClient:
         assert told["id"] == self.number
         return told
 
+    def start_call(self, name: str, arguments: dict[str, Any]) -> None:
+        """Its answer is not waited for."""
+        assert self.process.stdin is not None
+        call = {
+            "jsonrpc": "2.0",
+            "id": "call",
+            "method": "tools/call",
+            "params": {"name": name, "arguments": arguments},
+        }
+        self.process.stdin.write(json.dumps(call) + "\n")
+        self.process.stdin.flush()
+
     def begin(self) -> dict[str, Any]:
         info = {"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": {"name": "old", "version": "1"}}
         result: dict[str, Any] = self.send("initialize", info)["result"]
@@ -269,16 +303,29 @@ def test_a_tool_server_that_ends_leaves_no_command_behind(end: str, bench: Bench
     client = OldClient(bench, "--commands", "--allow", "execute_command")
     client.begin()
     mark = f"87654.{os.getpid()}{len(end)}"
-    assert client.process.stdin is not None
-    call = {"name": "execute_command", "arguments": {"command": f"setsid sleep {mark} & sleep {mark}", "timeout": 500}}
-    client.process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": call}) + "\n")
-    client.process.stdin.flush()
+    client.start_call("execute_command", {"command": f"setsid sleep {mark} & sleep {mark}", "timeout": 500})
     wait_until(lambda: running(mark), 30, "the command runs")
     if end == "is killed":
         client.process.send_signal(signal.SIGKILL)
-    client.process.stdin.close()
-    client.process.wait(30)
-    assert client.process.stdout is not None
-    client.process.stdout.close()
+    client.end()
     wait_until(lambda: not running(mark), 30, "the command is gone")
     assert bench.calls()[0]["outcome"] == "started"
+
+
+@pytest.mark.parametrize(
+    ("end", "outcomes"), [("is killed", ["started"]), ("is left by its client", ["started", "failed"])]
+)
+def test_a_tool_server_that_ends_waits_for_no_request_and_has_written_it_down(
+    end: str, outcomes: list[str], bench: Bench
+) -> None:
+    with web_server() as web:
+        client = OldClient(bench, "--allow", f"address:127.0.0.1:{web.server_port}")
+        client.begin()
+        url = f"http://127.0.0.1:{web.server_port}/drip?data"
+        client.start_call("http_get", {"url": url, "timeout": 300})
+        wait_until(lambda: bool(web.seen), 30, "the request has arrived")  # type: ignore[attr-defined]
+        if end == "is killed":
+            client.process.send_signal(signal.SIGKILL)
+        client.end()
+    assert [entry["outcome"] for entry in bench.calls()] == outcomes
+    assert bench.calls()[0]["arguments"]["url"] == url

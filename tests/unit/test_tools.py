@@ -5,20 +5,24 @@ from __future__ import annotations
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import tracemalloc
 from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 from fakes.dialects import Reply
 from fakes.model_server import model_server
 from fakes.models import gguf_bytes
 from helpers import ROOT, free_port
+from memories import NASTY
 from stores import make_clone
 from stores import run as run_command
 from tool_fixtures import Bench, call, refusal
@@ -33,10 +37,12 @@ from pyrun.providers.ask import ask
 from pyrun.providers.known import Provider, load_providers
 from pyrun.server.address import Address
 from pyrun.tools import audit
+from pyrun.tools.audit import Audit
 from pyrun.tools.mcp_config import check_local, tool_server
 from pyrun.tools.rules import read_rules
-from pyrun.tools.setup import load_setup
-from pyrun.tools.tool import MAX_RESULT_CHARACTERS
+from pyrun.tools.setup import IncludedServer, load_setup
+from pyrun.tools.tool import MAX_RESULT_CHARACTERS, ToolError
+from pyrun.tools.toolbox import Toolbox
 
 
 def test_every_tool_of_the_promise_is_there_with_a_schema(bench: Bench) -> None:
@@ -111,6 +117,14 @@ def test_a_command_tells_its_code_and_output(bench: Bench) -> None:
     assert "not found" in call(box, "execute_command", command="no-such-program")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="what a killed keeper leaves behind is found in /proc")
+def test_a_command_that_kills_its_keeper_ends_all_the_same(bench: Bench) -> None:
+    asleep = f"sleep 300.{os.getpid()}"
+    command = f"exec >/dev/null 2>&1; {asleep} & kill -9 $PPID; exec {asleep}"
+    assert call(bench.box(), "execute_command", command=command, timeout=600) == "[exit code -9]\n"
+    assert [one.pid for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == asleep.split()] == []
+
+
 def test_http_speaks_all_four_methods(bench: Bench, web: ThreadingHTTPServer) -> None:
     box = bench.box(f"address:127.0.0.1:{web.server_port}")
     url = f"http://127.0.0.1:{web.server_port}/echo?a=b&c=ü d%20e"
@@ -122,6 +136,53 @@ def test_http_speaks_all_four_methods(bench: Bench, web: ThreadingHTTPServer) ->
         answer = json.loads(told)
         assert (answer["method"], answer["body"], answer["mark"]) == (method, body or "", "seen")
         assert answer["path"] == "/echo?a=b&c=%C3%BC%20d%20e"
+
+
+def stopped_call(box: Toolbox, tool: str, /, **arguments: Any) -> str:
+    """What is told of a call that its client has cancelled before its first answer."""
+    pending = box.prepare(tool, arguments)
+    pending.call.stopped.set()
+    with pytest.raises(ToolError) as told:
+        box.make(pending)
+    return str(told.value)
+
+
+def test_a_cancelled_request_ends_while_its_server_answers(bench: Bench, web: ThreadingHTTPServer) -> None:
+    box = bench.box(f"address:127.0.0.1:{web.server_port}")
+    url = f"http://127.0.0.1:{web.server_port}/drip"
+    assert "the call was cancelled" in stopped_call(box, "http_get", url=url, timeout=30)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full queue drops those that come on Linux only")
+def test_a_cancelled_request_ends_while_nobody_takes_it(bench: Bench) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        waiting = [socket.socket() for _ in range(3)]  # they fill its queue
+        try:
+            for one in waiting:
+                one.setblocking(False)
+                one.connect_ex(listener.getsockname())
+            port = listener.getsockname()[1]
+            box = bench.box(f"address:127.0.0.1:{port}")
+            told = stopped_call(box, "http_get", url=f"http://127.0.0.1:{port}/", timeout=30)
+            assert "the call was cancelled" in told
+        finally:
+            for one in waiting:
+                one.close()
+
+
+def test_a_cancelled_question_does_not_wait_for_a_silent_model(bench: Bench) -> None:
+    speaks = threading.Event()
+
+    def script(_: dict[str, Any]) -> Reply:
+        speaks.wait(30)
+        return Reply(["Because."])
+
+    with model_server(script) as server:
+        box = bench.box(providers=[Provider("big", f"{server.url}/v1", "openai", "m")])
+        try:
+            assert "the call was cancelled" in stopped_call(box, "ask_big", question="Why?")
+        finally:
+            speaks.set()
 
 
 @pytest.mark.parametrize(
@@ -235,6 +296,13 @@ def test_memory_is_stored_searched_and_forgotten_and_each_user_is_alone(bench: B
     assert b"osinante" not in b"".join(path.read_bytes() for path in (bench.folder / "memory").glob("memory.db*"))
 
 
+def test_nasty_queries_are_searched_for_by_the_tool(bench: Bench) -> None:
+    box = bench.box()
+    call(box, "store_memory", question="How tall is it?", answer="1 metre")
+    for text in NASTY:
+        assert call(box, "search_memory", query=text)
+
+
 # What may be done unasked
 
 
@@ -283,6 +351,35 @@ def test_a_rule_is_compared_with_where_a_path_leads(bench: Bench) -> None:
     }
     asks = {path: box.prepare("write_file", {"path": path, "content": ""}).needs_consent for path in expected}
     assert asks == expected
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../admin",
+        "./../admin",
+        "..",
+        "%2e%2e/admin",
+        "%2E./admin",
+        "a/..%2Fadmin",
+        "..%5cadmin",
+        "..\\admin",
+        "..;a=b/admin",
+        "%252e%252e/admin",
+        ".",
+    ],
+)
+def test_no_address_leaves_the_path_that_a_rule_allows(path: str, bench: Bench) -> None:
+    box = bench.box("http_post:https://api.example.org/v1/*")
+    with pytest.raises(ToolError, match="as a part of its path; write the address that it leads to"):
+        box.prepare("http_post", {"url": f"https://api.example.org/v1/{path}"})
+
+
+@pytest.mark.parametrize("path", ["a", ".well-known/a..b", "...", "a%2Fb", "a?next=../b", "%2egit", "100%"])
+def test_dots_that_lead_nowhere_else_are_allowed(path: str, bench: Bench) -> None:
+    url = f"https://api.example.org/v1/{path}"
+    pending = bench.box("http_post:https://api.example.org/v1/*").prepare("http_post", {"url": url})
+    assert (pending.subject, pending.needs_consent) == (url, False)
 
 
 def test_what_was_agreed_to_is_what_is_done(bench: Bench) -> None:
@@ -337,6 +434,7 @@ def test_every_call_is_written_down_for_its_owner_alone_and_without_secrets(
         ("read_file", "failed"),
         ("write_file", "started"),
         ("write_file", "done"),
+        ("http_get", "started"),
         ("http_get", "failed"),
         ("delete_file", "refused"),
     ]
@@ -347,6 +445,69 @@ def test_every_call_is_written_down_for_its_owner_alone_and_without_secrets(
     call(box, "read_file", path="inside.txt")
     assert not bench.log.exists()
     assert bench.log.with_name("tools.jsonl.1").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_sends_something_is_written_down_before_it_is_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever kills the tool server meanwhile does not undo that."""
+    included = {"notes": IncludedServer("true", (), {})}
+    box = bench.box(providers=[Provider("big", "http://127.0.0.1:1/v1", "openai", "m")], include=included)
+    calls = {
+        "http_get": {"url": "http://127.0.0.1:1/?data"},
+        "ask_big": {"question": "data"},
+        "list_resources": {"server": "notes"},
+        "read_resource": {"server": "notes", "uri": "note://data"},
+    }
+    for name, arguments in calls.items():
+
+        def killed(_: object, name: str = name, arguments: object = arguments) -> str:
+            last = bench.calls()[-1]
+            assert (last["tool"], last["outcome"], last["arguments"]) == (name, "started", arguments)
+            return "sent"
+
+        monkeypatch.setitem(box.tools, name, replace(box.tools[name], run=killed))
+        assert call(box, name, **arguments) == "sent"
+
+
+def test_many_writers_share_the_log_while_it_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight threads, each with a log of its own as if it were a program."""
+    writers, lines, rounds = 8, 12, 25
+    failures: list[OSError] = []
+
+    def write(folder: Path, writer: int) -> None:
+        log = Audit(folder)
+        for line in range(lines):
+            try:
+                log.write("tool", {"writer": writer, "line": line}, "done", 0)
+            except OSError as error:
+                failures.append(error)
+
+    Audit(tmp_path).write("tool", {"writer": 0, "line": 0}, "done", 0)
+    whole = (tmp_path / audit.FILE).stat().st_size * writers * lines
+    for number in range(rounds):
+        monkeypatch.setattr(audit, "MAX_BYTES", whole * 2 // 3)  # so that it is set aside just once
+        folder = tmp_path / str(number)
+        threads = [threading.Thread(target=write, args=(folder, writer)) for writer in range(writers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        written = "".join(path.read_text() for path in (folder / f"{audit.FILE}.1", folder / audit.FILE))
+        entries = [json.loads(line)["arguments"] for line in written.splitlines()]
+        assert failures == []
+        assert sorted((e["writer"], e["line"]) for e in entries) == [
+            (w, n) for w in range(writers) for n in range(lines)
+        ]
+
+
+def test_a_line_that_a_full_disk_takes_in_part_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Audit(tmp_path)
+    log.write("read_file", {}, "done", 0)
+    before = log.path.read_bytes()
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: real(handle, data[:10]))
+    with pytest.raises(OSError, match="No space left"):
+        log.write("write_file", {}, "started", 0)
+    assert log.path.read_bytes() == before
 
 
 def test_a_call_that_cannot_be_written_down_is_not_made(bench: Bench) -> None:
