@@ -37,6 +37,7 @@ from pyrun.home import Home, find_home
 from pyrun.models.default import CHAT_TEMPLATE, ensure_default_model
 
 ANSWER_TOKENS = 48
+TOKENS_PER_WORD = 1.02  # rather fewer than any vocabulary makes of them
 N_PROBS = 5  # of the likeliest tokens that are told
 SYSTEM = "You are a careful assistant. " + words(60, "system")
 PEERS = ("ours", "shift", "naive")
@@ -68,7 +69,7 @@ class Talk:
 
     def __init__(self, turns: int, tokens: int) -> None:
         self.messages: list[Any] = [{"role": "system", "content": SYSTEM}]
-        self._words = max(8, int((tokens / turns - ANSWER_TOKENS) / 1.1))
+        self._words = max(8, int((tokens / turns - ANSWER_TOKENS) / TOKENS_PER_WORD))
         self._turn = 0
 
     def ask(self) -> None:
@@ -103,7 +104,11 @@ def running(server: Server) -> Iterator[Server]:
 def measure(peer: str, server: Server, fresh: Server | None, args: argparse.Namespace) -> Outcome:
     outcome = Outcome(peer)
     talk = Talk(args.turns, args.tokens)
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=3600)
+    # A connection that is kept would be closed by the server after 5 seconds, perhaps in the moment it is used again.
+    each_its_own = {"Connection": "close"}
+    client = openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=3600, default_headers=each_its_own
+    )
     n_dropped = 0
     for turn in range(1, args.turns + 1):
         talk.ask()
