@@ -7,7 +7,8 @@ With LLAMA_RUN_TEST_WORKERS=2, each server of cache_server.py has its model on t
     LLAMA_RUN_TEST_WORKERS=2 pytest tests/server/test_restart_matrix.py
 
 Vulkan runs on the processor itself where there is no graphics card, at about a token a second for SmolLM2: with another
-backend than the CPU, take the toy models. What is not built or has no device is skipped, with the reason.
+backend than the CPU, take the toy models. Mesa 25 runs them all; Mesa 22, which is Debian 12's, ends the server in the
+middle of some. What is not built or has no device is skipped, with the reason.
 """
 
 from __future__ import annotations

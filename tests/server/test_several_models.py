@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import requests
 from cache_server import Serve, toy
-from helpers import free_port, wait_until
+from helpers import children_told, free_port, wait_until
 from stores import make_built_clone, run
 
 from pyrun.cache.owners import owners
@@ -54,7 +53,7 @@ def router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Router]:
             started.append(
                 subprocess.Popen([sys.executable, "-m", "pyrun", *words, *flags], stdout=output, stderr=output)
             )
-        wait_until(lambda: "ready at" in log.read_text(), 60, f"it is ready: {log}")
+        wait_until(lambda: "ready at" in log.read_text(), 120, f"it is ready: {log}")
         return f"http://127.0.0.1:{port}"
 
     try:
@@ -166,8 +165,7 @@ def test_a_router_keeps_pages_of_other_sites_out_and_alone_has_the_tools(router:
         assert requests.get(f"{url}{path}", timeout=20).ok
         foreign = requests.get(f"{url}{path}", headers={"Origin": "https://example.org"}, timeout=20)
         assert foreign.status_code == 403 and "may not use this server" in foreign.text
-    told = [one.cmdline() for one in psutil.Process().children(recursive=True)]
-    assert len([words for words in told if "--mcp-servers-config" in words]) == 1
+    assert len(children_told("--mcp-servers-config")) == 1
 
 
 def test_commands_and_the_library_name_their_model_by_a_part_of_it(

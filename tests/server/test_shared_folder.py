@@ -70,7 +70,9 @@ def test_anchor_that_settles_after_its_rows_is_shared(serve: Serve, tmp_path: Pa
     prompt = first.tokens(TEXT)[:300]
     first.complete(prompt)
     wait_until(lambda: len(objects(shared)) > 0, 30, "the rows are there")
-    assert {path.suffix for path in objects(shared)} == {".seg"}, "the anchor has not settled yet"
+    there = {path.suffix for path in objects(shared)}
+    if first.cache()["state"]["unwritten"] > 0:  # It had not settled when that was looked at.
+        assert there == {".seg"}
     wait_until(lambda: {path.suffix for path in objects(shared)} == {".seg", ".anc"}, 60, "the anchor has followed")
     second = start(serve, "hybrid-moe", tmp_path / "b", shared)
     seen(second)
@@ -105,9 +107,10 @@ def test_named_users_are_shared_only_when_said(serve: Serve, tmp_path: Path, sha
     second.flush()
     third = start(serve, "dense", tmp_path / "c", shared, "--cache-ssd-share-users")
     seen(third)
+    # Nothing was measured before the first one, so that it waits for the folder in any case.
+    assert third.complete(prompt, llama_user_id="ann").source == "shared_folder"
     assert third.complete(prompt, llama_user_id="bob").reused == 0
     assert third.complete(prompt).reused == 0
-    assert third.complete(prompt, llama_user_id="ann").source == "shared_folder"
 
 
 def test_removing_a_conversation_removes_what_others_could_read(serve: Serve, tmp_path: Path, shared: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_prompt_and_a_conversation_with_tools_are_prepared_under_both_names(se
 
 def test_preparing_waits_for_requests_and_goes_on_behind_them(serve: Serve, kv: Path) -> None:
     server = serve(smollm2(), "--parallel", "1", "--ctx-size", "4096", "--batch-size", "64", cache=kv)
-    long = say("system", " ".join(TEXT.split()[:1500]))
+    long = say("system", " ".join(TEXT.split()[:700]))
     result: dict[str, Any] = {}
     thread = threading.Thread(target=lambda: result.update(warm(server, messages=[long])))
     thread.start()

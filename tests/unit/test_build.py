@@ -156,6 +156,6 @@ def test_lock_dies_with_a_killed_build(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         other.kill()
-        wait_until(lambda: other.poll() is not None, 5, "it is dead")
+        wait_until(lambda: other.poll() is not None, 60, "it is dead")
     with build_lock(lock):
         pass

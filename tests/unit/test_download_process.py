@@ -101,7 +101,7 @@ def test_no_more_is_asked_or_told_than_needed(hub: FakeHub, clone: Path) -> None
 
 
 def test_silent_hub_is_not_awaited_forever(hub: FakeHub, clone: Path) -> None:
-    hub.faults.append(Fault("api", wait=3))
+    hub.faults.append(Fault("api", wait=30))
     running = start(hub, clone, "maker/toy:Q8_0", HF_HUB_ETAG_TIMEOUT="1")
     _, err = running.communicate(timeout=60)
     assert running.returncode == 1
@@ -109,7 +109,7 @@ def test_silent_hub_is_not_awaited_forever(hub: FakeHub, clone: Path) -> None:
 
 
 def test_stalled_store_is_not_awaited_forever(hub: FakeHub, clone: Path) -> None:
-    hub.faults.append(Fault("store", wait=3))
+    hub.faults.append(Fault("store", wait=30))
     running = start(hub, clone, "maker/toy:Q8_0", HF_HUB_DOWNLOAD_TIMEOUT="1")
     out, err = running.communicate(timeout=60)
     assert running.returncode == 0, err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -80,7 +81,8 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         one.process.kill()
         one.process.wait()
         for child in children:
-            child.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # It may have ended with its launcher.
+                child.kill()
 
 
 @pytest.mark.parametrize(

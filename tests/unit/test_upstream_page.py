@@ -5,13 +5,12 @@ npm is played by scripts: what it does with packages is its own business.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from pathlib import Path
 
 import pytest
-from helpers import wait_until
+from helpers import is_running, wait_until
 
 from pyrun import console
 from pyrun.build import builder, upstream_page
@@ -117,16 +116,7 @@ def test_npm_that_hangs_is_ended_with_all_that_it_started(
     assert time.monotonic() - started < 60, "it waited for the child"
     assert "npm has said nothing for" in capsys.readouterr().err
     child = int(npm.calls_file.with_suffix(".child").read_text())
-    wait_until(lambda: not _runs(child), 5, "what npm started is gone")
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = Path(f"/proc/{pid}/stat")  # a child without a parent may stay as a zombie
-    return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
+    wait_until(lambda: not is_running(child), 60, "what npm started is gone")
 
 
 def test_page_goes_where_upstream_embeds_it_from_and_away(tmp_path: Path, npm: Npm, sources: Path) -> None:
