@@ -247,7 +247,11 @@ class Agent:
             one.prepared = prepared
 
     def _ask(self, call: ToolCall, prepared: Prepared, view: View) -> None:
-        said = view.may(call, prepared)
+        try:
+            said = view.may(call, prepared)
+        except KeyboardInterrupt:
+            prepared.refused("the person left the question")
+            raise
         if said == NO:
             raise prepared.refused("the person did not allow it")
         if said in (SESSION, ALWAYS):

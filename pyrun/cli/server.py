@@ -10,7 +10,7 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -216,14 +216,20 @@ def tools_root(home: Home, address: Address, options: ServerOptions) -> Path | N
     from pyrun.tools.setup import load_setup
 
     setup = load_setup(home, os.environ)
-    return Root(setup.root, setup.protected).folder
+    return _checked_root(setup.root, setup.protected)
+
+
+def _checked_root(folder: Path, protected: Iterable[Path]) -> Path:
+    """Says where the folder is one of those that are protected."""
+    with contextlib.closing(Root(folder, protected)) as root:
+        return root.folder
 
 
 def offer_tools(home: Home, root: Path | None, words: Sequence[str]) -> None:
     """`words` are those that the server and its models are started with."""
     if root is not None:
         kept = kept_folders(words, os.environ)
-        Root(root, kept)  # It says where the root is one of them.
+        _checked_root(root, kept)
         write_config(home.tools_config, root, kept)
         console.say(f"tools: files below {root}; `llama-run tools list` shows all, logs/tools.jsonl every call")
 

@@ -99,7 +99,12 @@ def call_command(box: Toolbox, name: str, arguments: str) -> None:
         if pending.needs_consent:
             if not console.is_interactive():
                 raise box.refuse(pending, f"{name} has to be allowed: --allow {name}")
-            if not click.confirm(f"{pending.question}\n", default=False, err=True):
+            try:
+                allowed = click.confirm(f"{box.ask(pending)}\n", default=False, err=True)
+            except click.Abort:
+                box.refuse(pending, "the question was left")
+                raise
+            if not allowed:
                 raise box.refuse(pending, "it was not allowed")
         click.echo(box.make(pending))
     except ToolError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyrun.memory.query import clean
 from pyrun.memory.recall import entry_key
-from pyrun.memory.spool import DAMAGED, SpoolFile, files, leftovers, read_spool
+from pyrun.memory.spool import DAMAGED, SpoolFile, files_in, folders, leftovers_in, read_spool
 from pyrun.memory.store import Entry, Memory
 from pyrun.memory.text import message_text
 
@@ -33,10 +33,12 @@ def take_in(memory: Memory) -> Taken:
     """Takes in all that lies in the spool now."""
     taken = Taken()
     with _going_on(memory.spool, taken):
-        for path in files(memory.spool):
-            with _going_on(path, taken):
-                _take(memory, path, taken)
-        _remove_abandoned(memory.spool)
+        for folder in folders(memory.spool):
+            with _going_on(folder, taken):
+                for path in files_in(folder):
+                    with _going_on(path, taken):
+                        _take(memory, path, taken)
+                _remove_abandoned(folder)
     if taken.n_new:
         memory.prune()
     return taken
@@ -45,7 +47,7 @@ def take_in(memory: Memory) -> Taken:
 @contextmanager
 def _going_on(path: Path, taken: Taken) -> Iterator[None]:
     """What the system refuses now it may give later: that ends neither the search that asked for the intake nor the
-    intake of other files, and is no damage."""
+    intake of other files and users, and is no damage."""
     try:
         yield
     except FileNotFoundError:
@@ -92,8 +94,8 @@ def _set_aside(spool: Path, path: Path) -> None:
     path.rename(folder / f"{path.parent.name}-{path.name}")
 
 
-def _remove_abandoned(spool: Path) -> None:
-    for path in leftovers(spool):
+def _remove_abandoned(folder: Path) -> None:
+    for path in leftovers_in(folder):
         try:
             if time.time() - path.lstat().st_mtime > ABANDONED_SECONDS:
                 path.unlink()

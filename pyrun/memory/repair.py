@@ -91,19 +91,22 @@ def _set_aside(folder: Path, judged: tuple[int, int] | None) -> Path:
     while kept.exists():
         number += 1
         kept = kept.with_name(f"{FILE}.damaged-{int(time.time())}-{number}")
-    with alone_in(folder), _write_lock(folder / FILE):
-        if file_at(folder / FILE) != judged:
+    with alone_in(folder):
+        # Before SQLite looks: where there is no file any more, it would make one that everybody may read.
+        if judged is None or file_at(folder / FILE) != judged:
             raise UserError(f"another program repaired {folder / FILE} meanwhile", "run this again to see how it is")
-        for suffix in ("", *OTHERS):
-            path = folder / f"{FILE}{suffix}"
-            if path.exists():
-                path.rename(f"{kept}{suffix}")
+        with _write_lock(folder / FILE):
+            for suffix in ("", *OTHERS):
+                path = folder / f"{FILE}{suffix}"
+                if path.exists():
+                    path.rename(f"{kept}{suffix}")
     return kept
 
 
 @contextmanager
 def _write_lock(path: Path) -> Iterator[None]:
-    """Waits for whoever writes now, and keeps others from it. A file that is too broken for that takes no writes."""
+    """Waits for whoever writes now, and keeps others from it. Where the file is too broken for that, who has it open
+    may still write: they are told behind it that the file was set aside."""
     with explained(path), closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as database:
         with suppress(DamagedError), explained(path):
             database.execute("BEGIN IMMEDIATE")

@@ -102,17 +102,22 @@ def _sync_folder(folder: Path) -> None:
 
 def files(spool: Path) -> Iterator[Path]:
     """The complete files of all users, in a fixed order."""
-    for folder in _folders(spool):
-        yield from sorted(path for path in _entries(folder) if FILE_NAME.fullmatch(path.name))
+    for folder in folders(spool):
+        yield from files_in(folder)
 
 
-def leftovers(spool: Path) -> Iterator[Path]:
-    """What writers that were killed left unfinished."""
-    for folder in _folders(spool):
-        yield from (path for path in _entries(folder) if path.name.startswith(TEMP_PREFIX))
+def files_in(folder: Path) -> list[Path]:
+    """The complete files of one user."""
+    return [path for path in _entries(folder) if FILE_NAME.fullmatch(path.name)]
 
 
-def _folders(spool: Path) -> list[Path]:
+def leftovers_in(folder: Path) -> list[Path]:
+    """What writers of this user's files that were killed left unfinished."""
+    return [path for path in _entries(folder) if path.name.startswith(TEMP_PREFIX)]
+
+
+def folders(spool: Path) -> list[Path]:
+    """One for each user."""
     return [path for path in _entries(spool) if USER_NAME.fullmatch(path.name) and not path.is_symlink()]
 
 

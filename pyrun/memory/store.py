@@ -117,23 +117,28 @@ class Memory:
         with self._transaction("BEGIN IMMEDIATE"):
             yield self.database
             self.database.execute("COMMIT")
+            self._check_file()  # Where the file's head is broken, a repair cannot keep us from writing.
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[None]:
-        """Rolled back unless it was committed. A repair sets the file aside while it holds the write lock: whoever gets
-        that afterwards would write what nobody finds. We do not go over to the new file, where a session that our
-        caller has open may have another number."""
+        """Rolled back unless it was committed."""
         with explained(self.path):
             self.database.execute(begin)
             try:
-                if file_at(self.path) != self._file:
-                    raise UserError(
-                        f"{self.path} was repaired or moved while this program had it open; nothing more is written",
-                        "end this program and start it again",
-                    )
+                self._check_file()
                 yield
             finally:
                 rollback(self.database)
+
+    def _check_file(self) -> None:
+        """A repair sets the file aside while it holds the write lock: whoever gets that afterwards would write what
+        nobody finds. We do not go over to the new file, where a session that our caller has open may have another
+        number."""
+        if file_at(self.path) != self._file:
+            raise UserError(
+                f"{self.path} was repaired or moved while this program had it open; nothing more is written",
+                "end this program and start it again",
+            )
 
     def find_user(self, key: str) -> int | None:
         row = self.database.execute("SELECT id FROM users WHERE key = ?", (key,)).fetchone()

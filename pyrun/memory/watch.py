@@ -9,7 +9,7 @@ from types import TracebackType
 
 from pyrun.errors import UserError
 from pyrun.memory.intake import take_in
-from pyrun.memory.spool import SPOOL, files
+from pyrun.memory.spool import SPOOL, files_in, folders
 from pyrun.memory.store import Memory
 
 LOOK_SECONDS = 5.0
@@ -46,11 +46,21 @@ class SpoolWatch:
             if ended:
                 return
 
+    def _is_something_there(self) -> bool:
+        """A folder that cannot be read may have something: the intake says what is wrong with it."""
+        for folder in folders(self._folder / SPOOL):
+            try:
+                if files_in(folder):
+                    return True
+            except OSError:
+                return True
+        return False
+
     def _look(self) -> None:
         """Opens the memory only when there is something for it: most servers never drop a message."""
         trouble = ""
         try:
-            if self._pruning or any(files(self._folder / SPOOL)):
+            if self._pruning or self._is_something_there():
                 with Memory(self._folder, self._limit) as memory:
                     trouble = take_in(memory).trouble
                     self._pruning = memory.prune()

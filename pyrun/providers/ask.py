@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pyrun.errors import UserError
-from pyrun.providers.events import End, Event, Message, ProviderError, Request, Text
+from pyrun.providers.events import End, Event, Message, ProviderError, Reasoning, Request, Text, Usage
 from pyrun.providers.known import Provider
 from pyrun.providers.stream import TIMEOUT_SECONDS, cost, stream
 
 MAX_TOKENS = 4096
+CHARACTERS_PER_TOKEN = 4  # about, of any text
 LOOK_SECONDS = 0.1  # so long an end may take to be noticed
 
 
@@ -63,11 +64,9 @@ def ask(
     text = ""
     try:
         request = Request(messages, max_tokens=max_tokens)
-        for event in _events(provider, request, seconds, stopped or threading.Event()):
+        for event in _events(provider, request, spending, seconds, stopped or threading.Event()):
             if isinstance(event, Text):
                 text += event.text
-            elif isinstance(event, End):
-                spending.add(provider, cost(provider, event.usage) or 0.0)
     except ProviderError as error:
         raise UserError(
             f"{provider.name} did not answer: {error.message}", "check its address, key and model"
@@ -75,18 +74,29 @@ def ask(
     return text
 
 
-def _events(provider: Provider, request: Request, seconds: float, stopped: threading.Event) -> Iterator[Event]:
+def _events(
+    provider: Provider, request: Request, spending: Spending, seconds: float, stopped: threading.Event
+) -> Iterator[Event]:
     """Read by a thread of its own, since a server that says nothing cannot be interrupted. Where nobody waits for it
-    any longer, it leaves with the next event, or with the program."""
+    any longer, it leaves with the next event, or with the program. Then nobody says what it cost: that is guessed."""
     told: queue.SimpleQueue[Event | Exception | None] = queue.SimpleQueue()
     left = threading.Event()
 
+    n_asked = sum(len(str(message["content"])) for message in request.messages)
+
     def read() -> None:
+        n_said = 0
         try:
             for event in stream(provider, request, seconds):
-                told.put(event)
-                if left.is_set():
+                if isinstance(event, Text | Reasoning):
+                    n_said += len(event.text)
+                if isinstance(event, End):
+                    spending.add(provider, cost(provider, event.usage) or 0.0)
+                elif left.is_set():
+                    guess = Usage(n_asked // CHARACTERS_PER_TOKEN, answer_tokens=n_said // CHARACTERS_PER_TOKEN)
+                    spending.add(provider, cost(provider, guess) or 0.0)
                     return
+                told.put(event)
             told.put(None)
         except Exception as error:
             told.put(error)

@@ -199,6 +199,7 @@ class _Connection(http.client.HTTPConnection):
         if self._secure:
             context = ssl.create_default_context()
             self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
+        self._check()  # Behind this it is sent.
 
     def _first_that_answers(self) -> socket.socket:
         for address in self._addresses[:-1]:  # a machine may have no way to some of them, such as those of IPv6
@@ -208,6 +209,7 @@ class _Connection(http.client.HTTPConnection):
 
     def _connected(self, address: str) -> socket.socket:
         """Watched before it is connected, which may take as long as an answer."""
+        self._check()
         family, kind, protocol, _, place = socket.getaddrinfo(address, self.port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)
         self._watched.append(made.dup())
@@ -222,14 +224,21 @@ class _Connection(http.client.HTTPConnection):
     def _left(self) -> float:
         return max(0.001, self._deadline - time.monotonic())
 
+    def _is_over(self) -> bool:
+        if self._stopped.is_set():
+            self.why_cut = "the call was cancelled"
+        elif time.monotonic() > self._deadline:
+            self.why_cut = LATE
+        return bool(self.why_cut)
+
+    def _check(self) -> None:
+        if self._is_over():
+            raise TimeoutError
+
     def _watch(self) -> None:
         """Cuts more than once: what is cut before it is connected is connected all the same."""
         while not self._finished.wait(LOOK_SECONDS):
-            if self._stopped.is_set():
-                self.why_cut = "the call was cancelled"
-            elif time.monotonic() > self._deadline:
-                self.why_cut = LATE
-            if self.why_cut:
+            if self._is_over():
                 for watched in self._watched:
                     with suppress(OSError):
                         watched.shutdown(socket.SHUT_RDWR)
@@ -246,11 +255,11 @@ class _Connection(http.client.HTTPConnection):
 
 def _settled(url: str) -> str:
     """An address that leads where it says: rules look at how it begins. Servers decode `%2e`, some of them twice, take
-    a backslash for a slash and leave out what follows a semicolon."""
+    a backslash for a slash and leave out what follows a semicolon, or an encoded end of the path."""
     path = _parsed(url).path
     while (plain := unquote(path)) != path:
         path = plain
-    if {".", ".."} & set(re.split(r"[/\\;]", path)):
+    if {".", ".."} & set(re.split(r"[/\\;?#\0]", path)):
         raise ToolError(f"{url[:200]!r} has '.' or '..' as a part of its path; write the address that it leads to")
     return url
 

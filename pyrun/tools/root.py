@@ -71,10 +71,14 @@ class Root:
         self._protected = list(dict.fromkeys(path for own in protected for path in (own, Path(os.path.realpath(own)))))
         for above in (self.folder, *self.folder.parents):
             if self._is_protected(above.stat()):
+                self.close()
                 raise UserError(
                     f"{folder} cannot be the root folder of the tools: {above} is llama-run's own",
                     "give the folder of your work: --root DIR, or root in the table [tools] of llama-run.toml",
                 )
+
+    def close(self) -> None:
+        os.close(self._root)
 
     @contextmanager
     def place(

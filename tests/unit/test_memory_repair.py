@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+import stat
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from memories import archive, found_texts
+from memories import TALK, archive, found_texts
 
 from pyrun.errors import UserError
 from pyrun.memory import repair as memory_repair
@@ -16,8 +17,8 @@ from pyrun.memory.intake import take_in
 from pyrun.memory.recall import UserMemory
 from pyrun.memory.repair import check, repair
 from pyrun.memory.schema import words_table
-from pyrun.memory.spool import files
-from pyrun.memory.store import Memory, key_of_user
+from pyrun.memory.spool import Record, files, write_spool
+from pyrun.memory.store import Entry, Memory, key_of_user
 
 
 def test_a_damaged_index_is_seen_and_made_anew(memory: Memory) -> None:
@@ -109,6 +110,46 @@ def test_who_has_the_memory_open_while_it_is_repaired_loses_nothing_and_is_told(
         assert found_texts(UserMemory(memory, ""), "meanwhile") == ["left meanwhile"]
         assert [fact.text for fact in UserMemory(memory, "").facts()] == ["before"]
         assert check(memory) == []
+
+
+def test_who_writes_into_a_file_that_was_set_aside_is_told_and_the_spool_keeps_what_it_was(tmp_path: Path) -> None:
+    """A broken head keeps a repair from taking the write lock, and SQLite from nothing: it has read that before."""
+    with Memory(tmp_path) as held:
+        archive(held, ["before"])
+        write_spool(held.spool, key_of_user(""), TALK, [Record(1, {"role": "user", "content": "meanwhile"})])
+        held.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        insert = held.insert
+
+        def slowly(user: int, entry: Entry, key: bytes) -> bool:
+            with held.path.open("r+b") as file:
+                file.write(bytes(100))
+            assert repair(tmp_path).kept is not None
+            return insert(user, entry, key)
+
+        held.insert = slowly  # type: ignore[method-assign]
+        with pytest.raises(UserError, match="repaired or moved while this program had it open"):
+            take_in(held)
+        assert len(list(files(held.spool))) == 1
+    with Memory(tmp_path) as memory:
+        take_in(memory)
+        assert found_texts(UserMemory(memory, ""), "meanwhile") == ["meanwhile"]
+
+
+def test_two_repairs_leave_a_memory_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Memory(tmp_path) as memory:
+        archive(memory, ["kept"])
+        path = memory.path
+    break_index_of_entries(path)
+    salvage = memory_repair._salvage
+
+    def after_another(broken: Path, folder: Path, done: memory_repair.Repaired) -> None:
+        with pytest.raises(UserError, match="another program repaired"):
+            memory_repair._set_aside(folder, store.file_at(broken))
+        salvage(broken, folder, done)
+
+    monkeypatch.setattr(memory_repair, "_salvage", after_another)
+    assert repair(tmp_path).n_saved == 1
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_nobody_can_write_while_a_file_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

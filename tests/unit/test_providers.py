@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from fakes.dialects import DIALECTS, Reply
 from fakes.model_server import ModelServer, model_server
+from helpers import wait_until
 
 from pyrun.cli.main import cli
 from pyrun.errors import UserError
@@ -142,6 +144,24 @@ def test_costs_follow_the_prices_and_what_is_asked_too_often_is_refused() -> Non
         with pytest.raises(UserError, match="max_cost"):
             ask(big, "Really?", spending=spending)
     assert cost(Provider("x", "http://x", "openai", "m"), events.Usage(5)) is None
+
+
+def test_what_was_not_waited_for_is_paid_for_all_the_same() -> None:
+    speaks, stopped, spending = threading.Event(), threading.Event(), Spending()
+
+    def script(_: dict[str, Any]) -> Reply:
+        stopped.set()
+        speaks.wait(60)
+        return Reply(["Because."] * 100)
+
+    with model_server(script) as server:
+        big = provider(server, "openai", prices=Prices(10.0, 20.0), max_cost=1e-6)
+        with pytest.raises(UserError, match="the call was cancelled"):
+            ask(big, "Why? " * 100, spending=spending, stopped=stopped)
+        speaks.set()
+        wait_until(lambda: spending.spent.get("cloud", 0.0) >= 125 * 10e-6, 60, "it is counted")
+        with pytest.raises(UserError, match="max_cost"):
+            ask(big, "Really?", spending=spending)
 
 
 # Keys and settings

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,15 @@ for first in range(0, 1000, 8):  # a server that was killed does not know what i
 
 READER = """
 import sys
+import time
 from pathlib import Path
 from pyrun.memory.intake import take_in
 from pyrun.memory.store import Memory
 with Memory(Path(sys.argv[1])) as memory:
     print("started", flush=True)
     take_in(memory)
+    if len(sys.argv) > 2:  # it is to be killed, however fast it was
+        time.sleep(60)
 """
 
 
@@ -104,8 +108,9 @@ def test_nothing_is_missing_or_twice_over_1000_messages_with_kills(tmp_path: Pat
     killed = {"writer": 0, "reader": 0}
     for name, program, kills in (("writer", WRITER, 5), ("reader", READER, 10)):
         for attempt in range(kills + 1):
+            stay = ["stay"] if attempt < kills else []
             process = subprocess.Popen(
-                [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT, text=True
+                [sys.executable, "-c", program, str(tmp_path), *stay], stdout=subprocess.PIPE, cwd=ROOT, text=True
             )
             assert process.stdout is not None
             started[name] += process.stdout.readline() == "started\n"
@@ -248,6 +253,27 @@ def test_a_file_that_cannot_be_read_now_stays_for_the_next_intake_and_holds_up_n
         watch._look()
     assert [os.strerror(code) in complaint for complaint in complaints] == [True]
     assert list(files(tmp_path / "spool")) == [refused]
+    assert taken_in(tmp_path) == Taken(n_new=1)
+
+
+def test_a_folder_that_cannot_be_read_now_holds_up_no_other_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = write_spool(tmp_path / "spool", ALICE, TALK, [said(0)]).parent
+    write_spool(tmp_path / "spool", "ff" * (len(ALICE) // 2), TALK, [said(0)])
+    iterdir = Path.iterdir
+
+    def refused(folder: Path) -> Iterator[Path]:
+        if folder == alice:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return iterdir(folder)
+
+    complaints: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", refused)
+        SpoolWatch(tmp_path, 10**9, complaints.append)._look()
+    assert [str(alice) in complaint for complaint in complaints] == [True]
+    assert [path.parent for path in files(tmp_path / "spool")] == [alice]
     assert taken_in(tmp_path) == Taken(n_new=1)
 
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from fakes.dialects import Reply
 from fakes.model_server import model_server
 from fakes.models import gguf_bytes
-from helpers import ROOT, free_port
+from helpers import ROOT, free_port, wait_until
 from memories import NASTY
 from stores import make_clone
 from stores import run as run_command
@@ -38,10 +38,11 @@ from pyrun.providers.known import Provider, load_providers
 from pyrun.server.address import Address
 from pyrun.tools import audit
 from pyrun.tools.audit import Audit
+from pyrun.tools.http import HttpTools
 from pyrun.tools.mcp_config import check_local, tool_server
 from pyrun.tools.rules import read_rules
 from pyrun.tools.setup import IncludedServer, load_setup
-from pyrun.tools.tool import MAX_RESULT_CHARACTERS, ToolError
+from pyrun.tools.tool import MAX_RESULT_CHARACTERS, Call, ToolError
 from pyrun.tools.toolbox import Toolbox
 
 
@@ -139,11 +140,13 @@ def test_http_speaks_all_four_methods(bench: Bench, web: ThreadingHTTPServer) ->
 
 
 def stopped_call(box: Toolbox, tool: str, /, **arguments: Any) -> str:
-    """What is told of a call that its client has cancelled before its first answer."""
+    """What is told of a call that its client cancels soon."""
     pending = box.prepare(tool, arguments)
-    pending.call.stopped.set()
+    timer = threading.Timer(0.3, pending.call.stopped.set)
+    timer.start()
     with pytest.raises(ToolError) as told:
         box.make(pending)
+    timer.join()
     return str(told.value)
 
 
@@ -151,6 +154,20 @@ def test_a_cancelled_request_ends_while_its_server_answers(bench: Bench, web: Th
     box = bench.box(f"address:127.0.0.1:{web.server_port}")
     url = f"http://127.0.0.1:{web.server_port}/drip"
     assert "the call was cancelled" in stopped_call(box, "http_get", url=url, timeout=30)
+
+
+def test_what_is_cancelled_before_it_is_sent_is_not_sent(web: ThreadingHTTPServer) -> None:
+    stopped = threading.Event()
+
+    def slowly(host: str, port: int) -> list[str]:
+        stopped.set()
+        return ["127.0.0.1"]
+
+    tools = HttpTools(read_rules([f"address:127.0.0.1:{web.server_port}"]), slowly)
+    call = Call({"url": f"http://slow.example:{web.server_port}/echo", "body": "once"}, stopped=stopped)
+    with pytest.raises(ToolError, match="the call was cancelled"):
+        tools.request("POST", call)
+    assert web.seen == []  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a full queue drops those that come on Linux only")
@@ -181,6 +198,8 @@ def test_a_cancelled_question_does_not_wait_for_a_silent_model(bench: Bench) -> 
         box = bench.box(providers=[Provider("big", f"{server.url}/v1", "openai", "m")])
         try:
             assert "the call was cancelled" in stopped_call(box, "ask_big", question="Why?")
+            # What is asked in the background takes memory, which another test would count as its own.
+            wait_until(lambda: bool(server.bodies), 60, "the model was asked")
         finally:
             speaks.set()
 
@@ -366,6 +385,9 @@ def test_a_rule_is_compared_with_where_a_path_leads(bench: Bench) -> None:
         "..\\admin",
         "..;a=b/admin",
         "%252e%252e/admin",
+        "..%3Fx",
+        "..%23x",
+        "..%00/x",
         ".",
     ],
 )
@@ -716,6 +738,15 @@ def test_tools_are_listed_and_called_from_the_command_line(bench: Bench, monkeyp
     assert (bench.work / "a").read_text() == "x"
     for wrong in ("{", "[]", '{"path": 5}'):
         assert isinstance(run(bench, monkeypatch, "call", "read_file", wrong).exception, UserError)
+
+
+def test_a_question_that_is_left_is_written_down(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_RUN_HOME", str(ROOT))
+    monkeypatch.setattr("pyrun.console.is_interactive", lambda: True)
+    left = run(bench, monkeypatch, "call", "write_file", '{"path": "a", "content": "x"}')  # its input has ended
+    assert left.exit_code != 0 and not (bench.work / "a").exists()
+    log = [json.loads(line) for line in (bench.folder / "logs" / audit.FILE).read_text().splitlines()]
+    assert [entry["outcome"] for entry in log] == ["asked", "refused"]
 
 
 def test_without_its_packages_it_says_how_to_install_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
