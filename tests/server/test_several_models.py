@@ -165,7 +165,8 @@ def test_a_router_keeps_pages_of_other_sites_out_and_alone_has_the_tools(router:
         assert requests.get(f"{url}{path}", timeout=20).ok
         foreign = requests.get(f"{url}{path}", headers={"Origin": "https://example.org"}, timeout=20)
         assert foreign.status_code == 403 and "may not use this server" in foreign.text
-    assert len(children_told("--mcp-servers-config")) == 1
+    # What the router has just forked bears its command, for a moment.
+    wait_until(lambda: len(children_told("--mcp-servers-config")) == 1, 30, "the router alone has the tools")
 
 
 def test_commands_and_the_library_name_their_model_by_a_part_of_it(

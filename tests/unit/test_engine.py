@@ -144,7 +144,7 @@ def test_stream_gives_pieces_and_then_the_whole(engine: Engine) -> None:
 
 def test_answer_that_calls_has_its_calls_and_what_it_thought(engine: Engine) -> None:
     Double.fault = "calls"
-    threading.Timer(2, Double.go_on.set).start()
+    threading.Timer(5, Double.go_on.set).start()
     answer = engine.chat([{"role": "user", "content": "x"}], tools=[])
     assert (answer.text, answer.reasoning) == ("", "The weather, and the time.")
     assert answer.tool_calls == [
@@ -152,7 +152,7 @@ def test_answer_that_calls_has_its_calls_and_what_it_thought(engine: Engine) -> 
         {"id": "call-1", "type": "function", "function": {"name": "time", "arguments": "{}"}},
     ]
     assert answer.finish_reason == "tool_calls"
-    assert answer.ttft_ms < 1900, "its first token was one of reasoning, two seconds before the rest"
+    assert answer.ttft_ms < 4900, "its first token was one of reasoning, five seconds before the rest"
 
 
 def test_trouble_is_an_error_with_the_servers_own_words(engine: Engine) -> None:

@@ -27,7 +27,7 @@ case $1 in run) mkdir -p "$LLAMA_UI_OUT_DIR" && cp page.svelte "$LLAMA_UI_OUT_DI
 IS_OFFLINE = """echo "npm http fetch GET svelte attempt 2 failed with ENOTFOUND"
 echo "npm error code ENOTFOUND"; echo "npm error A complete log of this run can be found in: x"; exit 1"""
 IS_TOO_OLD = """case $1 in run) echo "SyntaxError: a newer node is needed"; exit 3 ;; esac"""
-HANGS = """echo "npm http fetch GET 200 svelte"; sleep 600 & echo $! > "$CALLS.child"; wait"""
+HANGS = """sleep 600 & echo $! > "$CALLS.child"; echo "npm http fetch GET 200 svelte"; wait"""
 NINJA = '#!/bin/sh\nmkdir -p "$2/bin" && touch "$2/bin/llama-server" "$2/build.ninja"\n'
 PIN = Pin("p", "1", "p-1.tar.gz", "0" * 64, "vendor", "r", "0123456789" * 4, "f" * 40)
 
