@@ -171,7 +171,13 @@ TEST(blocks_have_the_bytes_of_the_file) {
             }
             std::unique_ptr<readable_file> file;
             CHECK(e.open_file(path, file).is_ok());
-            const bool cached = file->is_cached(0, bytes.size());
+            bool cached = file->is_cached(0, bytes.size());
+            for (int i = 0; i < 100 && !dropped && !cached; i++) { // Where memory is short it may have gone already.
+                std::vector<uint8_t> again(bytes.size());
+                const span           whole = { again.data(), again.size() };
+                CHECK(file->read(0, &whole, 1).is_ok());
+                cached = file->is_cached(0, bytes.size());
+            }
             CHECK(dropped || cached);
             file->begin_blocks(0, bytes.size(), cached);
             buffer back(bytes.size()); // has room to the end of its last block

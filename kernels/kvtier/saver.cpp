@@ -58,6 +58,11 @@ file_header saver::header(const save_request & request, const key & name_space, 
 
 // What of it the day's write budget allows: up to the first page that is refused, as if the conversation had been cut there. So
 // what is stored is listed, and can be removed.
+// What others go on from comes last: where there is little room, it does not keep a turn's own anchors out.
+static bool is_own(const save_anchor & a) {
+    return !a.is_shared;
+}
+
 save_request saver::affordable(const save_request & request) const {
     write_budget & writes = *rooms.options.writes;
     save_request   out    = request;
@@ -72,6 +77,7 @@ save_request saver::affordable(const save_request & request) const {
         }
         n_before += run.data->size();
     }
+    std::stable_partition(out.anchors.begin(), out.anchors.end(), is_own);
     out.anchors.erase(std::remove_if(out.anchors.begin(), out.anchors.end(), [&](const save_anchor & a) {
         const bool admitted = writes.admits(a.k, a.data->size(), n_before);
         n_before += admitted ? a.data->size() : 0;
@@ -224,8 +230,10 @@ status saver::save_anchors(const save_request & request, const key & name_space)
     const std::string folder = rooms.layout.anchors(name_space);
     status            result = status::ok();
     std::vector<std::shared_ptr<anchor>> written;
+    std::vector<save_anchor>             wanted = request.anchors;
+    std::stable_partition(wanted.begin(), wanted.end(), is_own);
 
-    for (const save_anchor & from : request.anchors) {
+    for (const save_anchor & from : wanted) {
         bool is_missing = false;
         if (result = rooms.known.misses_anchor(request, from, is_missing); result.is_miss() && from.is_shared) {
             result = status::ok(); // What it needs may be gone since an earlier turn took it: this turn has no need of it.
@@ -244,6 +252,10 @@ status saver::save_anchors(const save_request & request, const key & name_space)
         const std::vector<uint8_t> bytes = encode_anchor(head);
         result = write_file(folder, names::anchor(from.k),
                             { { bytes.data(), bytes.size() }, { from.data->data(), from.data->size() } });
+        if (result.is_over_budget() && from.is_shared) {
+            result = status::ok(); // The turn goes without it, and is stored.
+            continue;
+        }
         if (!result.is_ok()) {
             break;
         }

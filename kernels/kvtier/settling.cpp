@@ -125,12 +125,10 @@ std::vector<save_request> settling::add(save_request request, uint64_t number, c
         std::vector<save_anchor> & theirs = it->turn.anchors;
         std::vector<save_anchor> & mine   = added.turn.anchors;
         leave_out_own(mine, theirs);
-        if (completed) {
-            const auto shared = std::stable_partition(theirs.begin(), theirs.end(), [](const save_anchor & a) { return !a.is_shared; });
-            mine.insert(mine.begin(), std::make_move_iterator(theirs.begin()), std::make_move_iterator(shared));
-            theirs.erase(theirs.begin(), shared);
-        }
-        if (keep_shared(it->turn, theirs, added.turn)) {
+        if (completed) { // Of one turn all stay, however many wait for them: the next one keeps the newest.
+            mine.insert(mine.begin(), std::make_move_iterator(theirs.begin()), std::make_move_iterator(theirs.end()));
+            theirs.clear();
+        } else if (keep_shared(it->turn, theirs, added.turn)) {
             added.number = std::min(added.number, it->number); // A flush waits for the first of them.
         }
         if (!theirs.empty()) {

@@ -49,6 +49,7 @@ public:
     bool     has_any_until(uint64_t number) const;
     uint64_t bytes() const;
     size_t   size() const; // anchors
+    bool     waits(const key & k) const; // an anchor does, of whatever conversation
 
 private:
     // A conversation's last turn.
@@ -61,7 +62,6 @@ private:
 
     clock::time_point         due(const resting & r) const;
     bool                      is_due(const resting & r, clock::time_point now, uint64_t until) const;
-    bool                      waits(const key & k) const; // an anchor does, of whatever conversation
     std::set<const resting *> superseded_by(const save_request & request) const;
 
     const std::chrono::milliseconds rest;

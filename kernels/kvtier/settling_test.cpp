@@ -143,6 +143,64 @@ TEST(of_what_others_go_on_from_a_conversation_keeps_the_newest_few) {
     CHECK(m.restore(*s, first(tokens, 339)) == 0);
 }
 
+TEST(of_what_others_wait_for_within_one_turn_nothing_goes) {
+    fault_env   disk;
+    const model m = hybrid();
+    auto        s = open(disk, with_ram(m));
+    writer      w(*s, 1 << 20, {}, 1h);
+    const auto  tokens = random_tokens(33, 200);
+    for (const uint32_t n : { 60u, 100u, 140u, 180u }) { // A long prompt is handed over where each of them parts.
+        CHECK(w.enqueue(named(7, with_shared(planned(w, m, first(tokens, n), { n }, false), n))));
+    }
+    drain(w);
+    CHECK(w.unwritten() == 4);
+    CHECK(m.restore(*s, first(tokens, 99)) == 60);
+}
+
+TEST(what_others_go_on_from_keeps_no_turn_from_being_written) {
+    size_t n_without = 0;
+    for (uint64_t per_day = 1000; per_day <= 20000; per_day += 100) {
+        fault_env     disk;
+        const model   m       = hybrid();
+        store_options options = with_ram(m);
+        CHECK(disk.make_dir(options.root_dir).is_ok());
+        options.writes = std::make_shared<write_budget>(disk, options.root_dir, per_day);
+        auto       s = open(disk, options);
+        writer     w(*s, 1 << 20, {}, 1h);
+        const auto tokens = random_tokens(34, 80);
+        CHECK(w.enqueue(named(7, with_shared(planned(w, m, tokens, { 42, 80 }, true, 0, 72), 42))));
+        w.flush();
+        CHECK(s->stats().values.anchors_written == 0 || m.restore(*s, tokens) == 80);
+        n_without += s->stats().values.anchors_written == 1;
+    }
+    CHECK(n_without > 0);
+}
+
+TEST(what_two_turns_wait_with_stays_where_one_of_them_may_not_write_it) {
+    fault_env disk;
+    model     m   = hybrid();
+    m.folded_size = 100 * 1000;
+    store_options options = with_ram(m, 18 * m.folded_size); // a quarter: for the anchors of two turns
+    CHECK(disk.make_dir(options.root_dir).is_ok());
+    options.writes = std::make_shared<write_budget>(disk, options.root_dir, m.folded_size); // for rows
+    auto       s = open(disk, options);
+    writer     w(*s, 1 << 20, {}, 1h);
+    const auto document = random_tokens(35, 100);
+    for (const uint64_t talk : { 7u, 8u }) {
+        auto asked = document;
+        append(asked, 50 + talk, 20);
+        CHECK(w.enqueue(named(talk, planned(w, m, asked, { 100, 120 }, true, 0, 110))));
+        drain(w);
+    }
+    CHECK(w.enqueue(named(9, planned(w, m, random_tokens(36, 100), { 90, 100 }, true, 0, 95)))); // Now the first one is due.
+    CHECK(w.enqueue(planned(w, m, random_tokens(37, 20), {}, false))); // It comes behind what is over the limit.
+    drain(w);
+    CHECK(s->stats().values.anchors_written == 0 && w.unwritten() == 4);
+    auto third = document;
+    append(third, 60, 20);
+    CHECK(m.restore(*s, third) == 100);
+}
+
 TEST(what_two_conversations_wait_for_outlasts_the_turn_of_one) {
     fault_env   disk;
     const model m = hybrid();
@@ -266,9 +324,9 @@ TEST(a_flush_does_not_wait_for_the_queue_to_be_empty) {
     writer      w(*s, 1 << 20, {}, 1h);
     disk.set_delay_us(3000);
     CHECK(w.enqueue(planned(w, m, random_tokens(27, 64), { 64 })));
-    std::atomic<bool> flushed{ false };
+    std::atomic<bool> flushed{ false }, ended{ false };
     std::thread       others([&] {
-        const auto until = std::chrono::steady_clock::now() + 20s;
+        const auto until = std::chrono::steady_clock::now() + 300s;
         for (uint64_t i = 100; !flushed && std::chrono::steady_clock::now() < until;) {
             if (w.queued() < 4) {
                 CHECK(w.enqueue(planned(w, m, random_tokens(i, 64), { 64 })));
@@ -278,8 +336,9 @@ TEST(a_flush_does_not_wait_for_the_queue_to_be_empty) {
             }
         }
         CHECK(flushed);
+        ended = true;
     });
-    while (w.queued() < 4) {
+    while (w.queued() < 4 && !ended) {
         std::this_thread::sleep_for(1ms);
     }
     w.flush();

@@ -253,18 +253,28 @@ struct failing_env : fault_env {
         return no_make.is_in(path) ? refused(path) : fault_env::make_dir(path);
     }
 
-    // It is called once, in another thread, before the first rename to such a path.
+    // It is called once, in another thread, before the first rename to such a path. A test sets and reads both while nobody renames;
+    // several may rename at once, and one of them takes it.
     std::string           renamed;
     std::function<void()> meanwhile;
 
     status rename(const std::string & from, const std::string & to) override {
-        if (meanwhile && contains(to, renamed)) {
-            std::thread(std::exchange(meanwhile, nullptr)).join();
+        std::function<void()> now;
+        {
+            mutex_lock guard(taking);
+            if (meanwhile && contains(to, renamed)) {
+                now = std::exchange(meanwhile, nullptr);
+            }
+        }
+        if (now) {
+            std::thread(std::move(now)).join();
         }
         return fault_env::rename(from, to);
     }
 
 private:
+    mutex taking;
+
     static status refused(const std::string & path) { return status::io_error(path + ": Input/output error"); }
 };
 

@@ -153,8 +153,8 @@ void writer::run() {
         }
         if (!queue.empty() && (stopping || may_write_queued()) && !settled_comes_first()) {
             // It stays in the queue while it is written, for plan and find to see.
-            const std::shared_ptr<const save_request> request = queue.front();
-            const bool                                waits   = settled.concerns(*request);
+            std::shared_ptr<const save_request> request = queue.front();
+            const bool                          waits   = settled.concerns(*request);
             guard.unlock();
             const uint64_t size = request->bytes();
             written        done = write(*request, waits);
@@ -170,6 +170,9 @@ void writer::run() {
             n_done++;
             queue.pop_front(); // Who sees it done sees counted what it made needless, too.
             changed.notify_all();
+            guard.unlock();
+            request.reset(); // Freeing what nobody else holds takes a while, for which nobody should wait.
+            guard.lock();
         } else if (const auto turn = settled.take_due(held ? settling::clock::time_point::min() : settling::clock::now(),
                                                       stopping ? n_queued : settle_until)) {
             settling_one = true;
@@ -222,7 +225,17 @@ void writer::give_up(std::vector<save_request> needless) {
 
 status writer::write_settled(const save_request & turn) {
     const status result = guarded([&] { return target.save(turn); });
-    target.give_up_unwritten(turn); // what of it could not be written, or was not allowed to be
+    save_request gone; // What of it could not be written, or was not allowed to be, unless another turn waits with it, too.
+    gone.root = turn.root;
+    {
+        mutex_lock guard(mu);
+        for (const save_anchor & a : turn.anchors) {
+            if (!settled.waits(a.k)) {
+                gone.anchors.push_back(a);
+            }
+        }
+    }
+    target.give_up_unwritten(gone);
     tell(result, result.is_ok());
     return result;
 }

@@ -18,17 +18,17 @@ TEST(the_budget_holds_and_beginnings_stay_the_longest) {
     for (uint64_t i = 0; i < 80; i++) {
         append(talk, 100 + i, 16);
         CHECK(a.save(talk));
-        (void) a.tier->publish(10s);
+        (void) a.tier->publish(patience);
         uint64_t n_bytes = 0;
         for (const std::string & path : objects(network)) {
             n_bytes += disk_size(network.get(path).size());
         }
         CHECK(n_bytes <= o.limit);
     }
-    CHECK(within(10s, [&] { return a.tier->stats().evicted > 0; }));
+    CHECK(within(patience, [&] { return a.tier->stats().evicted > 0; }));
     CHECK(a.tier->stats().evicts);
     const server b(network, {}, o);
-    CHECK(within(10s, [&] { return b.restore(talk) >= 64; }));
+    CHECK(within(patience, [&] { return b.restore(talk) >= 64; }));
 }
 
 // KVTIER_SOAK_SECONDS makes it longer, and KVTIER_SOAK_DIR gives it a file system.
@@ -42,7 +42,6 @@ TEST(four_writers_and_an_evictor_keep_a_budget_of_a_tenth_and_the_beginning_that
     model m;
     m.bytes_per_token = 100;
     o.limit           = 4 * 25 * uint64_t(112 * 100) / 10; // of what is written at least
-    o.timeout         = 10s;
     o.term            = 2s;
     o.unfinished      = 30s;
 
@@ -51,7 +50,8 @@ TEST(four_writers_and_an_evictor_keep_a_budget_of_a_tenth_and_the_beginning_that
     std::atomic<uint64_t> most{ 0 }, n_wrong{ 0 }, n_saved{ 0 };
     std::thread watcher([&] {
         shared_folder folder(posix_env(), o.dir);
-        while (!over) {
+        for (bool is_last = false; !is_last;) { // On a busy machine it may come to look when all is over.
+            is_last = over;
             shared_listing now;
             if (folder.list(now).is_ok()) {
                 most = std::max<uint64_t>(most, now.bytes - now.bytes_claimed);
@@ -70,7 +70,7 @@ TEST(four_writers_and_an_evictor_keep_a_budget_of_a_tenth_and_the_beginning_that
                 append(talk, 1000 * (w + 1) + i, 48);
                 disk.set_now_ms(disk.now_ms() + 1000);
                 n_wrong += !m.save(*s, talk, 64).is_ok();
-                (void) tier->publish(100ms);
+                (void) tier->publish(i == 0 ? patience : 100ms); // However slow the disk is, something is published.
                 n_wrong += m.restore(*s, talk) != talk.size(); // It is in use, here.
                 n_saved++;
                 uint64_t freed = 0;
@@ -93,9 +93,9 @@ TEST(four_writers_and_an_evictor_keep_a_budget_of_a_tenth_and_the_beginning_that
     r.root     = m.root();
     r.tokens   = prefix.data();
     r.n_tokens = r.limit = prefix.size();
-    CHECK(within(10s, [&] { return tier->find(r, s->lookup(r)).n_tokens == prefix.size(); }));
+    CHECK(within(patience, [&] { return tier->find(r, s->lookup(r)).n_tokens == prefix.size(); }));
     shared_listing left;
-    CHECK(within(60s, [&] { // What a writer was at when it stopped goes, some time.
+    CHECK(within(patience, [&] { // What a writer was at when it stopped goes, some time.
         left = {};
         return shared_folder(posix_env(), o.dir).list(left).is_ok() && left.unfinished.empty();
     }));
@@ -114,9 +114,8 @@ TEST(what_others_have_written_since_the_last_look_counts) {
         for (uint64_t i = 0; i < 20; i++) {
             CHECK(b->save(random_tokens(100 + i, 16)));
         }
-        CHECK(!b->tier->publish(10s));
+        CHECK(!b->tier->publish(patience));
     };
-    o.timeout = 60s;
     const server a(network, {}, o);
     b = std::make_unique<server>(network, model(), o);
     a.tier->hold(true);
@@ -124,7 +123,7 @@ TEST(what_others_have_written_since_the_last_look_counts) {
         CHECK(a.save(random_tokens(i, 16)));
     }
     a.tier->hold(false);
-    CHECK(!a.tier->publish(20s));
+    CHECK(!a.tier->publish(patience));
     uint64_t n_bytes = 0;
     for (const std::string & path : objects(network)) {
         n_bytes += disk_size(network.get(path).size());
@@ -138,12 +137,12 @@ TEST(the_folder_is_not_counted_anew_for_every_file) {
     shared_options o = quick();
     o.refresh = o.idle_refresh = 60s; // It is looked at when somebody asks alone.
     const server a(network, {}, o);
-    CHECK(a.tier->publish(10s));
+    CHECK(a.tier->publish(patience));
     for (uint64_t i = 0; i < 30; i++) {
         CHECK(a.save(random_tokens(i, 16)));
     }
     const int before = network.n_counted;
-    CHECK(a.tier->publish(10s));
+    CHECK(a.tier->publish(patience));
     CHECK(objects(network).size() == 30);
     CHECK(network.n_counted - before <= 3); // the look of the round, and those of what is written with one count
 }
@@ -157,9 +156,9 @@ TEST(a_file_that_cannot_be_removed_does_not_keep_others_from_being_evicted) {
     network.no_remove = objects(network).front();
     for (uint64_t i = 0; i < 40; i++) {
         CHECK(a.save(random_tokens(100 + i, 16)));
-        (void) a.tier->publish(10s);
+        (void) a.tier->publish(patience);
     }
-    CHECK(a.tier->stats().evicted > 10);
+    CHECK(within(patience, [&] { return a.tier->stats().evicted > 10; }));
     CHECK(a.tier->stats().is_on);
 }
 
@@ -174,7 +173,7 @@ TEST(what_was_just_published_is_not_the_oldest_because_of_a_slow_clock) {
         network.set_now_ms(network.now_ms() + 120 * 1000);
         a.disk.set_now_ms(a.disk.now_ms() + 120 * 1000);
         CHECK(a.save(random_tokens(i, 16)));
-        CHECK(within(10s, [&] { return a.tier->publish(10s); }));
+        CHECK(within(patience, [&] { return a.tier->publish(patience); }));
         lookup_request r;
         const auto     talk = random_tokens(i, 16);
         r.root     = a.m.root();
@@ -191,7 +190,9 @@ TEST(servers_whose_clocks_are_an_hour_apart_share_and_keep_the_budget_and_one_of
     for (const bool times_are_writers : { false, true }) { // Some file systems write down the time of whoever writes.
         network_disk & network = new_network_disk();
         shared_options o = quick();
-        o.limit = 40 * disk_block;
+        o.limit      = 40 * disk_block;
+        o.term       = 2s; // Whoever is stopped for longer loses the lease.
+        o.unfinished = 300ms;
         server       fast(network, {}, o), slow(network, {}, o);
         const auto   turn = [&](server & writer, uint64_t i) {
             writer.disk.set_now_ms(writer.disk.now_ms() + 1000);
@@ -199,7 +200,7 @@ TEST(servers_whose_clocks_are_an_hour_apart_share_and_keep_the_budget_and_one_of
                 network.set_now_ms(writer.disk.now_ms());
             }
             CHECK(writer.save(random_tokens(i, 16)));
-            CHECK(within(10s, [&] { return writer.tier->publish(10s); }));
+            CHECK(within(patience, [&] { return writer.tier->publish(patience); }));
             uint64_t n_bytes = 0;
             for (const std::string & path : objects(network)) {
                 n_bytes += disk_size(network.get(path).size());
@@ -208,21 +209,25 @@ TEST(servers_whose_clocks_are_an_hour_apart_share_and_keep_the_budget_and_one_of
         };
         slow.disk.set_now_ms(network.now_ms() - 3600 * 1000);
         turn(fast, 1);
-        CHECK(within(10s, [&] { return slow.restore(random_tokens(1, 16)) == 16; }));
+        CHECK(within(patience, [&] { return slow.restore(random_tokens(1, 16)) == 16; }));
         turn(slow, 2);
-        CHECK(within(10s, [&] { return fast.restore(random_tokens(2, 16)) == 16; }));
+        CHECK(within(patience, [&] { return fast.restore(random_tokens(2, 16)) == 16; }));
         for (uint64_t i = 10; i < 70; i += 2) {
             turn(fast, i);
             turn(slow, i + 1);
         }
-        CHECK(within(10s, [&] { return fast.tier->stats().evicts != slow.tier->stats().evicts; }));
-        server & evictor = fast.tier->stats().evicts ? fast : slow;
-        server & other   = fast.tier->stats().evicts ? slow : fast;
-        CHECK(evictor.tier->stats().evicted > 0);
+        bool fast_evicts = false;
+        CHECK(within(patience, [&] {
+            fast_evicts = fast.tier->stats().evicts;
+            return fast_evicts != slow.tier->stats().evicts;
+        }));
+        server & evictor = fast_evicts ? fast : slow;
+        server & other   = fast_evicts ? slow : fast;
+        CHECK(fast.tier->stats().evicted + slow.tier->stats().evicted > 0);
         evictor.tier.reset(); // It dies, and what it was writing stays.
         const std::string left = std::string(shared_dir) + "/incoming/0123456789abcdef-0000000000001000";
         network.put(left, "half");
-        CHECK(within(10s, [&] { return other.tier->stats().evicts && !network.exists(left); }));
+        CHECK(within(patience, [&] { return other.tier->stats().evicts && !network.exists(left); }));
     }
 }
 
@@ -350,23 +355,26 @@ TEST(a_lease_passes_on_after_a_term_without_change_whatever_clocks_say) {
 
 TEST(what_a_killed_writer_has_left_goes) {
     network_disk & network = new_network_disk();
-    const server a(network);
+    shared_options o = quick();
+    o.unfinished = 300ms;
+    const server a(network, {}, o);
     CHECK(a.save_and_publish(random_tokens(1, 100)));
     const std::string left = std::string(shared_dir) + "/incoming/0123456789abcdef-0000000000001000";
     network.put(left, "half");
-    CHECK(within(10s, [&] { return !network.exists(left); }));
+    CHECK(within(patience, [&] { return !network.exists(left); }));
 }
 
 TEST(whoever_looks_removes_what_a_killed_writer_has_left) {
     network_disk & network = new_network_disk();
     shared_options o = quick();
-    o.term = std::chrono::hours(1);
+    o.term       = std::chrono::hours(1);
+    o.unfinished = 300ms;
     network.put(std::string(shared_dir) + "/evictor.lease", "llama-run evictor 1\nsomebody 1\n");
     const server a(network, {}, o);
     CHECK(a.save_and_publish(random_tokens(1, 100)));
     const std::string left = std::string(shared_dir) + "/incoming/0123456789abcdef-0000000000001000";
     network.put(left, "half");
-    CHECK(within(10s, [&] { return !network.exists(left); }));
+    CHECK(within(patience, [&] { return !network.exists(left); }));
     CHECK(!a.tier->stats().evicts);
 }
 

@@ -14,12 +14,12 @@ TEST(what_one_server_has_saved_another_restores) {
         const server       b(network, m);
         std::vector<token> talk = random_tokens(1, 100);
         CHECK(a.save_and_publish(talk, 32));
-        CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
+        CHECK(within(patience, [&] { return b.restore(talk) == 100; }));
         append(talk, 2, 60); // It goes on at the other one, and back.
         CHECK(b.save_and_publish(talk, 32));
-        CHECK(within(10s, [&] { return a.restore(talk) == 160; }));
+        CHECK(within(patience, [&] { return a.restore(talk) == 160; }));
         const server c(network, m);
-        CHECK(within(10s, [&] { return c.restore(talk) == 160; }));
+        CHECK(within(patience, [&] { return c.restore(talk) == 160; }));
     }
 }
 
@@ -34,12 +34,12 @@ TEST(an_anchor_that_is_written_after_its_rows_were_published_is_published_too) {
     rows.anchors.clear();
     anchor.runs.clear();
     CHECK(a.s->save(rows).is_ok());
-    CHECK(a.tier->publish(10s));
+    CHECK(a.tier->publish(patience));
     CHECK(objects(network).size() == 1);
     CHECK(a.s->save(anchor).is_ok());
-    CHECK(a.tier->publish(10s));
+    CHECK(a.tier->publish(patience));
     CHECK(objects(network).size() == 2);
-    CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
+    CHECK(within(patience, [&] { return b.restore(talk) == 100; }));
 }
 
 TEST(what_has_come_from_there_is_stored_here) {
@@ -48,7 +48,7 @@ TEST(what_has_come_from_there_is_stored_here) {
     const auto   talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
     server b(network);
-    CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
+    CHECK(within(patience, [&] { return b.restore(talk) == 100; }));
     b.tier.reset();
     b.s.reset();
     b.s = open(b.disk, b.m.options());
@@ -62,12 +62,14 @@ TEST(a_prompt_that_parts_within_a_page_uses_the_rows_before) {
     CHECK(a.save_and_publish(talk));
     talk.resize(90);
     append(talk, 3, 30);
-    CHECK(within(10s, [&] { return b.restore(talk) == 90; }));
+    CHECK(within(patience, [&] { return b.restore(talk) == 90; }));
 }
 
 TEST(what_is_there_is_not_published_again) {
     network_disk & network = new_network_disk();
-    const server a(network), b(network);
+    shared_options o = quick();
+    o.term = 1h; // What is written to renew a lease is counted below, and a slow machine would renew it many times.
+    const server a(network, {}, o), b(network, {}, o);
     const auto   talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
     const uint64_t written = network.bytes_appended();
@@ -84,7 +86,7 @@ TEST(only_what_is_missing_is_fetched) {
     append(talk, 2, 64);
     CHECK(a.save_and_publish(talk));
     CHECK(b.save(prefix));
-    CHECK(within(10s, [&] { return b.restore(talk) == 128; }));
+    CHECK(within(patience, [&] { return b.restore(talk) == 128; }));
     CHECK(b.tier->stats().bytes_fetched == 64 * b.m.bytes_per_token);
 }
 
@@ -101,7 +103,7 @@ TEST(users_are_apart_and_shared_only_when_said) {
     o.users = true;
     const server c(network, named, o), d(network, named, o), nobody(network, {}, o);
     CHECK(c.save_and_publish(talk));
-    CHECK(within(10s, [&] { return d.restore(talk) == 100; }));
+    CHECK(within(patience, [&] { return d.restore(talk) == 100; }));
     CHECK(nobody.restore(talk) == 0);
     CHECK(a.tier->stats().n_usable == 0);
 }
@@ -114,11 +116,11 @@ TEST(what_another_backend_has_computed_is_used_only_when_said) {
     shared_options o = quick();
     o.backend = "CUDA";
     const server b(network, {}, o);
-    CHECK(within(10s, [&] { return b.tier->stats().is_on; }));
+    CHECK(within(patience, [&] { return b.tier->stats().is_on; }));
     CHECK(b.restore(talk) == 0);
     o.all_backends = true;
     const server c(network, {}, o);
-    CHECK(within(10s, [&] { return c.restore(talk) == 100; }));
+    CHECK(within(patience, [&] { return c.restore(talk) == 100; }));
 }
 
 TEST(a_damaged_file_is_a_miss_and_is_published_again) {
@@ -127,17 +129,17 @@ TEST(a_damaged_file_is_a_miss_and_is_published_again) {
     const server b(network);
     const auto   talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
-    CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
+    CHECK(within(patience, [&] { return b.sees_files(); }));
     for (const std::string & path : objects(network)) {
         network.damage(path); // its payload
     }
     CHECK(b.restore(talk) == 0);
-    CHECK(within(10s, [&] { return objects(network).empty(); }));
+    CHECK(within(patience, [&] { return objects(network).empty(); }));
     CHECK(b.tier->stats().damaged == 1);
     a.disk.set_now_ms(a.disk.now_ms() + 1000);
     CHECK(a.m.restore(*a.s, talk) == 100); // It is used, so it is published.
-    CHECK(a.tier->publish(10s));
-    CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
+    CHECK(a.tier->publish(patience));
+    CHECK(within(patience, [&] { return b.restore(talk) == 100; }));
 }
 
 TEST(a_sound_file_that_has_taken_the_name_of_another_stays) {
@@ -152,7 +154,7 @@ TEST(a_sound_file_that_has_taken_the_name_of_another_stays) {
     shared_options o = quick();
     o.refresh = o.idle_refresh = 1h;
     const server b(network, {}, o);
-    CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
+    CHECK(within(patience, [&] { return b.sees_files(); }));
     const std::string path = objects(network).front();
     CHECK(objects(other).front() == path);
     network.put(path, other.get(path));
@@ -170,12 +172,12 @@ TEST(a_damaged_file_that_somebody_replaces_is_read_again) {
     network.put(path, sound.substr(0, sound.size() / 2));
     network.no_remove = ".seg";
     const server b(network);
-    CHECK(within(10s, [&] { return b.tier->stats().damaged > 0; }));
+    CHECK(within(patience, [&] { return b.tier->stats().damaged > 0; }));
     CHECK(b.restore(talk) == 0);
     network.put(path, sound);
     network.set_now_ms(network.now_ms() + 1000);
     CHECK(network.touch(path).is_ok());
-    CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
+    CHECK(within(patience, [&] { return b.restore(talk) == 100; }));
 }
 
 TEST(a_folder_that_cannot_be_used_is_off_and_says_why) {
@@ -183,7 +185,7 @@ TEST(a_folder_that_cannot_be_used_is_off_and_says_why) {
     network.put_link(std::string(shared_dir) + "/incoming");
     const server a(network);
     CHECK(a.save(random_tokens(1, 100)));
-    CHECK(!a.tier->publish(10s));
+    CHECK(!a.tier->publish(patience));
     CHECK(!a.tier->stats().is_on);
     CHECK(contains(a.tier->stats().why, "incoming"));
 }
@@ -197,7 +199,7 @@ TEST(what_is_not_published_while_writes_are_held_is_told) {
     CHECK(!a.tier->stats().why.empty());
     CHECK(objects(network).empty());
     a.tier->hold(false);
-    CHECK(a.tier->publish(10s));
+    CHECK(a.tier->publish(patience));
     CHECK(a.tier->stats().why.empty());
     CHECK(objects(network).size() == 1);
 }
@@ -218,7 +220,7 @@ TEST(files_of_anybody_are_refused) {
         }
         other.put(path, bytes);
         const server b(other);
-        CHECK(within(10s, [&] { return b.tier->stats().is_on; }));
+        CHECK(within(patience, [&] { return b.tier->stats().is_on; }));
         CHECK(b.restore(talk) == 0);
     }
 }
@@ -228,12 +230,12 @@ TEST(files_that_have_gone_meanwhile_are_a_miss) {
     const server a(network), b(network);
     const auto   talk = random_tokens(1, 100);
     CHECK(a.save_and_publish(talk));
-    CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
+    CHECK(within(patience, [&] { return b.sees_files(); }));
     network.is_stale = true;
     CHECK(b.restore(talk) == 0);
     CHECK(b.tier->stats().is_on);
     network.is_stale = false;
-    CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
+    CHECK(within(patience, [&] { return b.restore(talk) == 100; }));
 }
 
 TEST(a_handle_that_goes_stale_is_opened_again_once) {
@@ -243,7 +245,7 @@ TEST(a_handle_that_goes_stale_is_opened_again_once) {
     CHECK(a.save_and_publish(talk));
     for (const int n_stale : { 1, 2 }) {
         const server b(network);
-        CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
+        CHECK(within(patience, [&] { return b.sees_files(); }));
         network.n_stale_reads = n_stale;
         CHECK(b.restore(talk) == (n_stale == 1 ? 100 : 0)); // What is stale again is evaluated.
         CHECK(b.tier->stats().failed_fetches == (n_stale == 1 ? 0 : 1));
@@ -256,25 +258,28 @@ TEST(a_folder_that_hangs_holds_nobody_up_and_is_used_again_afterwards) {
     const auto          talk = random_tokens(1, 100);
     const auto          more = random_tokens(2, 100);
     const auto          began = std::chrono::steady_clock::now();
+    shared_options      o    = quick();
+    o.timeout = 2s;
     {
-        const server a(network), b(network);
-        CHECK(a.save_and_publish(talk));
-        CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
+        const server a(network, {}, o), b(network, {}, o);
+        CHECK(a.save(talk));
+        CHECK(within(patience, [&] { return a.tier->publish(patience); })); // A busy machine may look like a folder that hangs.
+        CHECK(within(patience, [&] { return b.sees_files(); }));
         network.hangs = true;
         CHECK(b.restore(talk) == 0);
-        CHECK(within(10s, [&] { return !b.tier->stats().is_on; }));
+        CHECK(within(patience, [&] { return !b.tier->stats().is_on; }));
         CHECK(contains(b.tier->stats().why, "answer"));
-        CHECK(within(10s, [&] { return b.tier->stats().stalls == 1; }));
+        CHECK(within(patience, [&] { return b.tier->stats().stalls >= 1; }));
         CHECK(a.save(more));
-        CHECK(!a.tier->publish(10s));
+        CHECK(!a.tier->publish(patience));
         CHECK(b.restore(talk) == 0);
         CHECK(contains(b.tier->stats().why, "answer"));
         network.hangs = false;
-        CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
-        CHECK(within(10s, [&] { return b.restore(more) == 100; }));
+        CHECK(within(patience, [&] { return b.restore(talk) == 100; }));
+        CHECK(within(patience, [&] { return b.restore(more) == 100; }));
         network.hangs = true;
     } // They stop while it hangs.
-    CHECK(std::chrono::steady_clock::now() - began < 30s);
+    CHECK(std::chrono::steady_clock::now() - began < 300s);
     network.hangs = false;
     std::this_thread::sleep_for(100ms);
 }
@@ -285,7 +290,7 @@ TEST(a_folder_that_is_not_there_is_not_made) {
     o.dir = "/unmounted";
     const server a(network, {}, o);
     CHECK(a.save(random_tokens(1, 100)));
-    CHECK(!a.tier->publish(10s));
+    CHECK(!a.tier->publish(patience));
     CHECK(contains(a.tier->stats().why, "no such folder"));
     CHECK(files_with(network, "unmounted").empty());
 }
@@ -297,11 +302,12 @@ TEST(a_full_disk_keeps_nothing_from_being_read) {
     CHECK(a.save_and_publish(talk));
     network.set_capacity(1);
     CHECK(a.save(random_tokens(2, 100)));
-    CHECK(!a.tier->publish(10s));
-    CHECK(within(10s, [&] { return b.restore(talk) == 100; }));
-    CHECK(files_with(network, "incoming/").empty());
+    CHECK(!a.tier->publish(patience));
+    CHECK(within(patience, [&] { return b.restore(talk) == 100; }));
+    // Both go on writing leases there, and meet the same; before 60 s have passed nobody else removes what they left.
+    CHECK(within(30s, [&] { return files_with(network, "incoming/").empty(); }));
     network.set_capacity(0);
-    CHECK(within(10s, [&] { return a.tier->publish(10s); }));
+    CHECK(within(patience, [&] { return a.tier->publish(patience); }));
 }
 
 TEST(a_file_or_a_folder_that_cannot_be_read_is_passed_over_and_told) {
@@ -318,14 +324,14 @@ TEST(a_file_or_a_folder_that_cannot_be_read_is_passed_over_and_told) {
     shared_options   o = quick();
     o.on_unreadable = [&](const std::string & what) { n_told += contains(what, "cannot be read"); };
     const server b(network, {}, o);
-    CHECK(within(10s, [&] { return b.restore(sound) == 100; }));
+    CHECK(within(patience, [&] { return b.restore(sound) == 100; }));
     CHECK(b.restore(bad) == 0);
     CHECK(b.tier->stats().is_on);
     CHECK(b.tier->stats().unreadable == 2);
     CHECK(contains(b.tier->stats().why, "cannot be read"));
     CHECK(n_told == 1);
     network.no_open = "";
-    CHECK(within(10s, [&] { return b.restore(bad) == 100; }));
+    CHECK(within(patience, [&] { return b.restore(bad) == 100; }));
 }
 
 TEST(a_large_folder_on_a_slow_disk_does_not_hang) {
@@ -334,10 +340,12 @@ TEST(a_large_folder_on_a_slow_disk_does_not_hang) {
     for (uint64_t i = 0; i < 30; i++) {
         CHECK(a.save(random_tokens(i, 16)));
     }
-    CHECK(a.tier->publish(10s));
-    network.ms_per_name = 20; // all of them more than the time-out of 400 ms
-    const server b(network);
-    CHECK(within(10s, [&] { return b.restore(random_tokens(7, 16)) == 16; }));
+    CHECK(a.tier->publish(patience));
+    network.ms_per_name = 120; // all of them more than the time-out
+    shared_options o = quick();
+    o.timeout = 3s;
+    const server b(network, {}, o);
+    CHECK(within(patience, [&] { return b.restore(random_tokens(7, 16)) == 16; }));
     CHECK(b.tier->stats().stalls == 0);
 }
 
@@ -349,7 +357,7 @@ TEST(what_the_local_store_has_no_room_for_is_not_fetched_again_and_again) {
     o.off_for = 60s;
     server b(network, {}, o);
     CHECK(a.save_and_publish(talk));
-    CHECK(within(10s, [&] { return b.tier->stats().n_usable > 0; }));
+    CHECK(within(patience, [&] { return b.sees_files(); }));
     b.disk.set_capacity(1);
     for (int i = 0; i < 5; i++) {
         CHECK(b.restore(talk) == 0);
@@ -363,20 +371,20 @@ TEST(a_prompt_does_not_wait_for_what_is_being_published) {
     network.renamed   = ".seg";
     network.meanwhile = [&] {
         is_publishing = true;
-        (void) within(10s, [&] { return is_answered.load(); });
+        (void) within(patience, [&] { return is_answered.load(); });
     };
     shared_options o = quick();
-    o.timeout      = 60s;
-    o.longest_look = 60s; // A prompt that waited would wait until the file has its name.
+    o.timeout      = 5 * patience;
+    o.longest_look = 5 * patience; // A prompt that waited would wait until the file has its name.
     const server a(network, {}, o);
-    CHECK(within(10s, [&] { return a.tier->stats().is_on; }));
+    CHECK(within(patience, [&] { return a.tier->stats().is_on; }));
     CHECK(a.save(random_tokens(1, 100)));
-    CHECK(within(10s, [&] { return is_publishing.load(); }));
+    CHECK(within(patience, [&] { return is_publishing.load(); }));
     std::this_thread::sleep_for(2 * o.refresh); // The last look is too old for it.
     CHECK(a.fetch(random_tokens(99, 100)) == 0);
     CHECK(objects(network).empty());
     is_answered = true;
-    CHECK(a.tier->publish(10s));
+    CHECK(a.tier->publish(patience));
     CHECK(objects(network).size() == 1);
 }
 
@@ -389,17 +397,20 @@ TEST(an_empty_mount_point_is_not_filled) {
     for (const std::string & path : files_with(network, shared_dir)) {
         network.erase(path);
     }
-    CHECK(within(10s, [&] { return !a.tier->stats().is_on; }));
+    CHECK(within(patience, [&] { return !a.tier->stats().is_on; }));
     CHECK(contains(a.tier->stats().why, "mount"));
+    for (const std::string & path : files_with(network, shared_dir)) { // A round that had begun may have written its lease.
+        network.erase(path);
+    }
     a.restart(network);
     CHECK(a.save(random_tokens(2, 100)));
-    CHECK(!a.tier->publish(10s));
+    CHECK(!a.tier->publish(patience));
     CHECK(contains(a.tier->stats().why, "mount"));
     CHECK(files_with(network, shared_dir).empty());
     for (const std::string & path : files_with(*mounted, shared_dir)) {
         network.put(path, mounted->get(path));
     }
-    CHECK(within(10s, [&] { return a.tier->publish(10s); }));
+    CHECK(within(patience, [&] { return a.tier->publish(patience); }));
 }
 
 TEST(a_clock_that_is_set_back_does_not_keep_anything_from_being_published) {

@@ -80,10 +80,10 @@ shared_prefix shared_prefixes::awaited(int slot, const std::vector<kvtier::token
         }
         n = n - before < cut_distance ? before : n;
     }
-    // What is there is handed over behind the next batch, if somebody waits for it. Folded state is there only where a prompt was cut,
-    // and its last cut is as good as any once it is whole.
+    // What is there is handed over behind the next batch, if somebody waits for it. Folded state is there only where a prompt was cut:
+    // at the cut for others, and its last cut is as good as any once it is whole.
     const bool is_there = n <= e.n_there;
-    const bool is_next  = is_there && n > e.n_handed && (!folded || e.whole);
+    const bool is_next  = is_there && n > e.n_handed && (!folded || e.whole || n == e.cut);
     // Waiting must not take longer than evaluating what is missing.
     const bool is_sooner = !is_there && e.n_there + least >= n_have;
     shared_prefix found;
