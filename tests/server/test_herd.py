@@ -99,6 +99,28 @@ def test_who_parts_where_others_did_goes_on_from_there(serve: Serve, kv: Path, k
         assert answer.apart(lone.complete(prompt, cache_prompt=False)) < 0.01
 
 
+@pytest.mark.parametrize("kind", ["hybrid-moe", "recurrent"])
+def test_who_comes_behind_the_place_where_others_part_goes_on_from_there(serve: Serve, kv: Path, kind: str) -> None:
+    """The copy that the second one left there is not handed over yet, and its own prompt goes on for long."""
+    server = serve(toy(kind), *FLAGS, *PAGES, cache=kv)
+    asked = prompts(server, 3, n_shared=900)
+    server.complete(asked[0])
+    long = [*asked[1], *server.tokens(TEXT)[:2000]]
+
+    def is_past() -> bool:
+        return any(slot["is_processing"] and slot["n_prompt_tokens_processed"] > 1000 for slot in server.get("/slots"))
+
+    with ThreadPoolExecutor(1) as clients:
+        second = clients.submit(server.complete, long)
+        wait_until(lambda: is_past() or second.done(), 60 * PATIENCE, "the second one is past the place")
+        third = server.complete(asked[2])
+        assert second.result().miss == "no_anchor"
+    assert 860 <= third.reused <= 900, third.timings
+    lone = serve(toy(kind), *LONE)
+    for prompt, answer in ((long, second.result()), (asked[2], third)):
+        assert answer.apart(lone.complete(prompt, cache_prompt=False)) < 0.01
+
+
 @pytest.mark.parametrize("kind", ["hybrid-moe"])
 def test_a_herds_beginning_is_there_when_its_first_has_gone_on(serve: Serve, kv: Path, kind: str) -> None:
     server = serve(toy(kind), *FLAGS, *PAGES, "--kv-unified", "--cache-ssd-settle", "30", cache=kv)
