@@ -56,13 +56,13 @@ file_header saver::header(const save_request & request, const key & name_space, 
     return out;
 }
 
-// What of it the day's write budget allows: up to the first page that is refused, as if the conversation had been cut there. So
-// what is stored is listed, and can be removed.
 // What others go on from comes last: where there is little room, it does not keep a turn's own anchors out.
 static bool is_own(const save_anchor & a) {
     return !a.is_shared;
 }
 
+// What of it the day's write budget allows: up to the first page that is refused, as if the conversation had been cut there. So
+// what is stored is listed, and can be removed.
 save_request saver::affordable(const save_request & request) const {
     write_budget & writes = *rooms.options.writes;
     save_request   out    = request;
@@ -252,7 +252,7 @@ status saver::save_anchors(const save_request & request, const key & name_space)
         const std::vector<uint8_t> bytes = encode_anchor(head);
         result = write_file(folder, names::anchor(from.k),
                             { { bytes.data(), bytes.size() }, { from.data->data(), from.data->size() } });
-        if (result.is_over_budget() && from.is_shared) {
+        if (result.is_no_space() && from.is_shared) {
             result = status::ok(); // The turn goes without it, and is stored.
             continue;
         }

@@ -176,6 +176,23 @@ TEST(what_others_go_on_from_keeps_no_turn_from_being_written) {
     CHECK(n_without > 0);
 }
 
+TEST(what_others_go_on_from_costs_no_turn_its_name_on_a_full_disk) {
+    size_t n_without = 0;
+    for (uint64_t capacity = 10 * 1000; capacity <= 80 * 1000; capacity += 1000) {
+        fault_env disk;
+        model     m   = hybrid();
+        m.folded_size = 20 * 1000;
+        auto       s = open(disk, with_ram(m));
+        writer     w(*s, 1 << 20, {}, 1h);
+        const auto tokens = random_tokens(38, 80);
+        disk.set_capacity(capacity);
+        CHECK(w.enqueue(named(7, with_shared(planned(w, m, tokens, { 42, 80 }, true, 0, 72), 42))));
+        w.flush();
+        n_without += s->stats().values.anchors_written == 1 && s->list().size() == 1 && m.restore(*s, tokens) == 80;
+    }
+    CHECK(n_without > 10);
+}
+
 TEST(what_two_turns_wait_with_stays_where_one_of_them_may_not_write_it) {
     fault_env disk;
     model     m   = hybrid();

@@ -90,7 +90,7 @@ void cache_core::take_anchor(const slot_view & slot, turn & t) {
     }
     anchor_copy copy;
     if (stores.target->take_anchor(slot.id, n_tokens, copy).is_ok()) {
-        copy.is_shared = is_shared_cut(slot.id, n_tokens);
+        copy.is_shared = n_tokens != t.n_static && is_shared_cut(slot.id, n_tokens); // A static prefix is kept for all anyway.
         t.n_anchored   = n_tokens;
         if (anchors_shelved) {
             board.anchors.put(slot.id, copy);
