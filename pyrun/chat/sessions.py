@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
+import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,7 +117,7 @@ class Sessions:
         rows = [Row(json.loads(_text(row.message)), row.n_tokens, row.about) for row in rows]
         now = _now()
         title = session.title or next((_title(row.message) for row in rows if row.role == "user"), "")
-        with self.memory.writing() as database:
+        with self._writing(session) as database:
             database.executemany(
                 "INSERT INTO session_messages(session, seq, message, n_tokens, at, about) VALUES (?, ?, ?, ?, ?, ?)",
                 [
@@ -129,7 +131,7 @@ class Sessions:
 
     def truncate(self, session: Session, length: int) -> list[Row]:
         """Takes back what came behind the first `length` messages, and gives it."""
-        with self.memory.writing() as database:
+        with self._writing(session) as database:
             database.execute("DELETE FROM session_messages WHERE session = ? AND seq >= ?", (session.id, length))
             database.execute("UPDATE sessions SET archived = min(archived, ?) WHERE id = ?", (length, session.id))
         session.archived = min(session.archived, length)
@@ -138,17 +140,17 @@ class Sessions:
         return gone
 
     def set_tools(self, session: Session, tools: Sequence[Function]) -> None:
-        with self.memory.writing() as database:
+        with self._writing(session) as database:
             database.execute("UPDATE sessions SET tools = ? WHERE id = ?", (_tools_text(tools), session.id))
         session.tools = list(tools)
 
     def set_archived(self, session: Session, length: int) -> None:
-        with self.memory.writing() as database:
+        with self._writing(session) as database:
             database.execute("UPDATE sessions SET archived = ? WHERE id = ?", (length, session.id))
         session.archived = length
 
     def rename(self, session: Session, title: str) -> None:
-        with self.memory.writing() as database:
+        with self._writing(session) as database:
             database.execute("UPDATE sessions SET title = ? WHERE id = ?", (clean(title), session.id))
         session.title = clean(title)
 
@@ -185,6 +187,16 @@ class Sessions:
                 (self._user(), limit),
             ).fetchall()
         return [str(json.loads(row[0])["content"]) for row in reversed(rows)]
+
+    @contextmanager
+    def _writing(self, session: Session) -> Iterator[sqlite3.Connection]:
+        """Another program may have forgotten the session, or removed it to make room. Then its number may be that of
+        somebody else's session by now; its name never is."""
+        with self.memory.writing() as database:
+            same = (session.id, session.name)
+            if database.execute("SELECT 1 FROM sessions WHERE id = ? AND name = ?", same).fetchone() is None:
+                raise UserError("this session was forgotten or removed meanwhile", "/new begins another")
+            yield database
 
     def _messages(self, number: int) -> Iterator[Message]:
         for (message,) in self.memory.database.execute(

@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -250,7 +251,8 @@ class Agent:
         try:
             said = view.may(call, prepared)
         except KeyboardInterrupt:
-            prepared.refused("the person left the question")
+            with suppress(OSError):  # of the audit log: who leaves is not kept by it
+                prepared.refused("the person left the question")
             raise
         if said == NO:
             raise prepared.refused("the person did not allow it")

@@ -107,5 +107,5 @@ def call_command(box: Toolbox, name: str, arguments: str) -> None:
             if not allowed:
                 raise box.refuse(pending, "it was not allowed")
         click.echo(box.make(pending))
-    except ToolError as error:
+    except (ToolError, OSError) as error:  # the audit log may be one that cannot be written
         raise UserError(str(error)) from error

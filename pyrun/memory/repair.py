@@ -23,6 +23,7 @@ MAX_FAILURES = 20_000  # reads that fail, before the rest is given up
 MAX_ID = (1 << 63) - 1
 TABLES = ("users", "entries", "sessions", "session_messages")  # that hold texts
 OTHERS = ("-wal", "-shm")
+UNREAD = ".unread"  # ends the name of a broken file until all of it that can be read is in the new one
 
 
 @dataclass
@@ -35,6 +36,11 @@ class Repaired:
 
 def check(memory: Memory) -> list[str]:
     """What is wrong with the file, and with its indexes. Reads all of it."""
+    unread = [f"{path} was not read to its end: a repair was interrupted" for path in _unread(memory.folder)]
+    return unread + _check_file(memory)
+
+
+def _check_file(memory: Memory) -> list[str]:
     try:
         with memory.reading() as database:
             problems = [row[0] for row in database.execute("PRAGMA integrity_check(20)") if row[0] != "ok"]
@@ -61,20 +67,32 @@ def _check_index(memory: Memory, user: int) -> list[str]:
 def repair(folder: Path) -> Repaired:
     """Mends what is wrong. Nothing is thrown away: a broken file is kept beside the new one."""
     done = Repaired()
-    judged = file_at(folder / FILE)
+    with explained(folder / FILE):
+        judged = file_at(folder / FILE)
+    if not _is_mended(folder, done):
+        _set_aside(folder, judged)
+    for broken in _unread(folder):
+        _salvage(broken, folder, done)
+        done.kept = _name_read(broken)
+    return done
+
+
+def _unread(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{FILE}.damaged-*{UNREAD}"))
+
+
+def _is_mended(folder: Path, done: Repaired) -> bool:
+    """Whether the file itself is sound now."""
     try:
         with Memory(folder) as memory:
             done.problems = check(memory)
-            if not done.problems:
-                return done
+            if not _check_file(memory):
+                return True
             _rebuild_indexes(memory)
-            if not check(memory):
-                return done
+            return not _check_file(memory)
     except DamagedError as error:  # it is more than the indexes
         done.problems = done.problems or [error.problem]
-    done.kept = _set_aside(folder, judged)
-    _salvage(done.kept, folder, done)
-    return done
+        return False
 
 
 def _rebuild_indexes(memory: Memory) -> None:
@@ -84,13 +102,11 @@ def _rebuild_indexes(memory: Memory) -> None:
             database.execute(f"INSERT INTO {words}({words}) VALUES ('rebuild')")
 
 
-def _set_aside(folder: Path, judged: tuple[int, int] | None) -> Path:
+def _set_aside(folder: Path, judged: tuple[int, int] | None) -> None:
     """Nobody opens the memory meanwhile, and whoever has it open sees at the next write that it was set aside."""
-    kept = folder / f"{FILE}.damaged-{int(time.time())}"
-    number = 1
-    while kept.exists():
-        number += 1
-        kept = kept.with_name(f"{FILE}.damaged-{int(time.time())}-{number}")
+    stem = f"{FILE}.damaged-{int(time.time())}"
+    numbered = (stem, *(f"{stem}-{number}" for number in range(2, 100)))
+    kept = next(folder / f"{name}{UNREAD}" for name in numbered if not list(folder.glob(f"{name}*")))
     with alone_in(folder):
         # Before SQLite looks: where there is no file any more, it would make one that everybody may read.
         if judged is None or file_at(folder / FILE) != judged:
@@ -100,6 +116,14 @@ def _set_aside(folder: Path, judged: tuple[int, int] | None) -> Path:
                 path = folder / f"{FILE}{suffix}"
                 if path.exists():
                     path.rename(f"{kept}{suffix}")
+
+
+def _name_read(broken: Path) -> Path:
+    """The file itself comes last: until then another repair reads it once more."""
+    kept = broken.with_suffix("")
+    for suffix in (*OTHERS, ""):
+        with suppress(FileNotFoundError):
+            Path(f"{broken}{suffix}").rename(f"{kept}{suffix}")
     return kept
 
 
@@ -114,37 +138,54 @@ def _write_lock(path: Path) -> Iterator[None]:
 
 
 def _salvage(broken: Path, folder: Path, done: Repaired) -> None:
-    with Memory(folder) as memory, closing(sqlite3.connect(broken)) as old:
+    """Reads it into the memory, again if that was interrupted: what is there by then is left, and what was forgotten
+    since stays so."""
+    with Memory(folder) as memory, closing(_opened(broken)) as old:
         old.text_factory = lambda data: data.decode("utf-8", "replace")
         _rows(old, "PRAGMA writable_schema = ON")  # a table that is not understood hides no other
         users = dict(_rows(old, "SELECT id, key FROM users WHERE key IS NOT NULL"))
+        gone = _salvage_gone(old, memory, users)  # First: a spool that is taken in meanwhile brings nothing of it back.
         for rows in _entries(old):
             with memory.writing():
                 for *values, user, key in rows:
                     if user not in users or not isinstance(key, bytes):
                         done.n_left_out += 1
                         continue
+                    owner = memory.ensure_user(users[user])
+                    if memory.removed_at(owner, key) != gone.get((user, key)):
+                        continue
                     try:
-                        done.n_saved += memory.insert(memory.ensure_user(users[user]), Entry(*values), key)
+                        done.n_saved += memory.insert(owner, Entry(*values), key)
                     except sqlite3.IntegrityError:
                         done.n_left_out += 1
-        _salvage_gone(old, memory, users)
         _salvage_sessions(old, memory, users, done)
 
 
-def _salvage_gone(old: sqlite3.Connection, memory: Memory, users: dict[int, str]) -> None:
-    """What was forgotten stays so."""
+def _opened(broken: Path) -> sqlite3.Connection:
+    """Where another repair has read and renamed it meanwhile, none is made."""
+    with explained(broken):
+        return sqlite3.connect(f"{broken.absolute().as_uri()}?mode=rw", uri=True)
+
+
+def _salvage_gone(old: sqlite3.Connection, memory: Memory, users: dict[int, str]) -> dict[tuple[int, bytes], int]:
+    """What was forgotten stays so. Gives when that was, by the users' numbers in the old file."""
+    gone = {}
     with memory.writing() as database:
-        for user, *values in _rows(old, "SELECT user, key, at FROM gone"):
+        for user, key, at in _rows(old, "SELECT user, key, at FROM gone"):
             if user in users:
+                gone[user, key] = at
                 owner = memory.ensure_user(users[user])
-                database.execute("INSERT OR IGNORE INTO gone(user, key, at) VALUES (?, ?, ?)", (owner, *values))
+                database.execute("INSERT OR IGNORE INTO gone(user, key, at) VALUES (?, ?, ?)", (owner, key, at))
+    return gone
 
 
 def _salvage_sessions(old: sqlite3.Connection, memory: Memory, users: dict[int, str], done: Repaired) -> None:
     """Each session up to the first of its messages that cannot be read or makes no sense."""
     sessions = _rows(old, "SELECT id, user, name, title, tools, archived, created, used FROM sessions")
+    there = {name for (name,) in memory.database.execute("SELECT name FROM sessions")}
     for number, user, *values in sessions:
+        if values[0] in there:
+            continue
         rows = _rows(
             old,
             "SELECT seq, message, n_tokens, at, about FROM session_messages WHERE session = ? ORDER BY seq",
@@ -152,9 +193,12 @@ def _salvage_sessions(old: sqlite3.Connection, memory: Memory, users: dict[int, 
         )
         n_left = 1 + len(rows)
         with memory.writing() as database, suppress(sqlite3.IntegrityError, KeyError):
+            owner = memory.ensure_user(users[user])
+            if memory.removed_at(owner, str(values[0]).encode()) is not None:
+                continue
             new = database.execute(
                 "INSERT INTO sessions(user, name, title, tools, archived, created, used) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (memory.ensure_user(users[user]), *values),
+                (owner, *values),
             ).lastrowid
             n_left -= 1
             for row in rows:

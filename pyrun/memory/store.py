@@ -177,9 +177,12 @@ class Memory:
 
     def was_removed(self, user: int, key: bytes) -> bool:
         """Whether it was here once. A server that starts again leaves all that a history dropped in the spool anew."""
-        return (
-            self.database.execute("SELECT 1 FROM gone WHERE user = ? AND key = ?", (user, key)).fetchone() is not None
-        )
+        return self.removed_at(user, key) is not None
+
+    def removed_at(self, user: int, key: bytes) -> int | None:
+        """ms; of a session, the key is its name."""
+        row = self.database.execute("SELECT at FROM gone WHERE user = ? AND key = ?", (user, key)).fetchone()
+        return row[0] if row else None
 
     def remove(self, ids: list[int]) -> None:
         """Within `writing`."""
@@ -200,7 +203,13 @@ class Memory:
 
     def remove_sessions(self, ids: list[int]) -> None:
         """Within `writing`."""
+        now = int(time.time() * 1000)
         for number in ids:
+            self.database.execute(
+                "INSERT OR REPLACE INTO gone(user, key, at) "
+                "SELECT user, CAST(name AS BLOB), ? FROM sessions WHERE id = ?",
+                (now, number),
+            )
             self.database.execute("DELETE FROM session_messages WHERE session = ?", (number,))
             self.database.execute("DELETE FROM sessions WHERE id = ?", (number,))
 

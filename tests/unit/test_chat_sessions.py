@@ -96,6 +96,29 @@ def test_forgetting_takes_sessions_along(memory: Memory) -> None:
     assert b"a secret" not in memory.path.read_bytes()
 
 
+def test_who_has_a_forgotten_session_open_writes_into_nobody_elses(memory: Memory) -> None:
+    alice, bob = Sessions(memory, "alice"), Sessions(memory, "bob")
+    open_one = alice.load(talked(alice, "a secret"))
+    UserMemory(memory, "alice").forget_conversation(open_one.name)
+    changes = (
+        lambda: alice.append(open_one, [said("another secret")]),
+        lambda: alice.truncate(open_one, 0),
+        lambda: alice.set_tools(open_one, []),
+        lambda: alice.set_archived(open_one, 0),
+        lambda: alice.rename(open_one, "secret"),
+    )
+    for change in changes:
+        with pytest.raises(UserError, match="forgotten or removed"):
+            change()
+    other = bob.load(talked(bob, "hello"))
+    assert other.id == open_one.id
+    for change in changes:
+        with pytest.raises(UserError, match="forgotten or removed"):
+            change()
+    assert bob.load(other.name) == other
+    bob.append(other, [said("and more")])
+
+
 def test_the_oldest_sessions_go_where_there_is_no_room(tmp_path: Path) -> None:
     with Memory(tmp_path / "memory", max_bytes=1_000_000) as memory:
         sessions = Sessions(memory, "")

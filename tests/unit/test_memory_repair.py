@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from memories import TALK, archive, found_texts
 
+from pyrun.chat.sessions import Row, Sessions
 from pyrun.errors import UserError
 from pyrun.memory import repair as memory_repair
 from pyrun.memory import store
@@ -150,6 +151,64 @@ def test_two_repairs_leave_a_memory_for_its_owner_alone(tmp_path: Path, monkeypa
     monkeypatch.setattr(memory_repair, "_salvage", after_another)
     assert repair(tmp_path).n_saved == 1
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_repair_that_was_interrupted_is_told_of_and_ended_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Memory(tmp_path) as memory:
+        archive(memory, [f"message {n}" for n in range(20)])
+        UserMemory(memory, "").set_fact("old", "value")
+        UserMemory(memory, "").forget_fact("old")
+        UserMemory(memory, "").set_fact("old", "again")
+        sessions = Sessions(memory, "")
+        for title in ("kept", "forgotten"):
+            sessions.append(sessions.create([]), [Row({"role": "user", "content": title}, 1)])
+        path = memory.path
+    break_index_of_entries(path)
+    monkeypatch.setattr(memory_repair, "AT_ONCE", 5)
+    insert = Memory.insert
+
+    def interrupted(self: Memory, user: int, entry: Entry, key: bytes) -> bool:
+        if entry.text == "message 12":
+            raise KeyboardInterrupt
+        return insert(self, user, entry, key)
+
+    monkeypatch.setattr(Memory, "insert", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        repair(tmp_path)
+    with Memory(tmp_path) as memory:
+        own = UserMemory(memory, "")
+        assert own.counts()["message"] == 10
+        assert ["interrupted" in problem for problem in check(memory)] == [True]
+        own.forget_entry(next(entry.id for entry in own.show() if entry.text == "message 3"))
+    salvage_sessions = memory_repair._salvage_sessions
+
+    def and_again(*arguments: object) -> None:
+        salvage_sessions(*arguments)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Memory, "insert", insert)
+    monkeypatch.setattr(memory_repair, "_salvage_sessions", and_again)
+    with pytest.raises(KeyboardInterrupt):
+        repair(tmp_path)
+    with Memory(tmp_path) as memory:
+        forgotten = Sessions(memory, "").find("forgotten")[0]
+        assert UserMemory(memory, "").forget_conversation(forgotten.name) == 1
+    monkeypatch.setattr(memory_repair, "_salvage_sessions", salvage_sessions)
+    done = repair(tmp_path)
+    assert (done.n_saved, done.n_left_out) == (0, 0)
+    assert [path.suffix for path in tmp_path.glob("memory.db.damaged-*") if path.suffix.count("-") == 1] == [
+        done.kept.suffix if done.kept else ""
+    ]
+    with Memory(tmp_path) as memory:
+        assert check(memory) == []
+        own = UserMemory(memory, "")
+        texts = {entry.text for entry in own.show()}
+        assert texts >= {f"message {n}" for n in range(20) if n != 3}
+        assert "message 3" not in texts
+        assert [(fact.text, fact.answer) for fact in own.facts()] == [("old", "again")]
+        assert [found.title for found in Sessions(memory, "").find()] == ["kept"]
 
 
 def test_nobody_can_write_while_a_file_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
