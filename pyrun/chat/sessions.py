@@ -75,6 +75,8 @@ class Sessions:
                 "INSERT INTO sessions(user, name, tools, created, used) VALUES (?, ?, ?, ?, ?)",
                 (user, session.name, _tools_text(tools), now, now),
             ).lastrowid
+            # Older versions let who had a forgotten session open write into it; its number may be the new one's.
+            database.execute("DELETE FROM session_messages WHERE session = ?", (new,))
         assert new is not None
         session.id = new
         return session
@@ -188,6 +190,11 @@ class Sessions:
             ).fetchall()
         return [str(json.loads(row[0])["content"]) for row in reversed(rows)]
 
+    def ensure(self, session: Session) -> None:
+        """Raises UserError if it was forgotten."""
+        with self._writing(session):
+            pass
+
     @contextmanager
     def _writing(self, session: Session) -> Iterator[sqlite3.Connection]:
         """Another program may have forgotten the session, or removed it to make room. Then its number may be that of
@@ -195,7 +202,7 @@ class Sessions:
         with self.memory.writing() as database:
             same = (session.id, session.name)
             if database.execute("SELECT 1 FROM sessions WHERE id = ? AND name = ?", same).fetchone() is None:
-                raise UserError("this session was forgotten or removed meanwhile", "/new begins another")
+                raise UserError("this session was forgotten or removed meanwhile", "leave the chat, and begin another")
             yield database
 
     def _messages(self, number: int) -> Iterator[Message]:

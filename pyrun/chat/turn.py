@@ -200,6 +200,7 @@ class Agent:
             return
         records = [Record(index, self.session.rows[index].message) for index in new]
         memory = self.sessions.memory
+        self.sessions.ensure(self.session)
         try:
             write_spool(memory.spool, self.sessions.key, self.session.name, records)
         except SpoolFullError:

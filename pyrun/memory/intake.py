@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyrun.errors import UserError
 from pyrun.memory.query import clean
 from pyrun.memory.recall import entry_key
 from pyrun.memory.spool import DAMAGED, SpoolFile, files_in, folders, leftovers_in, read_spool
@@ -32,6 +33,11 @@ class Taken:
 def take_in(memory: Memory) -> Taken:
     """Takes in all that lies in the spool now."""
     taken = Taken()
+    try:
+        memory.ensure_whole()
+    except UserError as error:
+        taken.trouble = str(error)
+        return taken
     with _going_on(memory.spool, taken):
         for folder in folders(memory.spool):
             with _going_on(folder, taken):

@@ -178,6 +178,7 @@ class UserMemory:
     def _forget(self, where: str, values: Sequence[object], sessions: str = "0") -> int:
         """`sessions` says which of them go as well, with the same values."""
         with self.memory.writing() as database:
+            self.memory.ensure_whole()
             user = self._user()
             own = (user, *values)
             ids = self._ids(f"user = ? AND ({where})", own)

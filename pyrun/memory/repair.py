@@ -10,20 +10,31 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pyrun.errors import UserError
 from pyrun.folder_lock import alone_in
 from pyrun.memory.schema import words_table
-from pyrun.memory.store import BUSY_SECONDS, COLUMNS, FILE, DamagedError, Entry, Memory, explained, file_at
+from pyrun.memory.store import (
+    BUSY_SECONDS,
+    COLUMNS,
+    FILE,
+    UNREAD,
+    DamagedError,
+    Entry,
+    Memory,
+    explained,
+    file_at,
+    unread,
+)
 
 AT_ONCE = 1024
 MAX_FAILURES = 20_000  # reads that fail, before the rest is given up
 MAX_ID = (1 << 63) - 1
 TABLES = ("users", "entries", "sessions", "session_messages")  # that hold texts
 OTHERS = ("-wal", "-shm")
-UNREAD = ".unread"  # ends the name of a broken file until all of it that can be read is in the new one
 
 
 @dataclass
@@ -36,8 +47,8 @@ class Repaired:
 
 def check(memory: Memory) -> list[str]:
     """What is wrong with the file, and with its indexes. Reads all of it."""
-    unread = [f"{path} was not read to its end: a repair was interrupted" for path in _unread(memory.folder)]
-    return unread + _check_file(memory)
+    interrupted = [f"{path} was not read to its end: a repair was interrupted" for path in unread(memory.folder)]
+    return interrupted + _check_file(memory)
 
 
 def _check_file(memory: Memory) -> list[str]:
@@ -71,14 +82,10 @@ def repair(folder: Path) -> Repaired:
         judged = file_at(folder / FILE)
     if not _is_mended(folder, done):
         _set_aside(folder, judged)
-    for broken in _unread(folder):
+    for broken in unread(folder):
         _salvage(broken, folder, done)
         done.kept = _name_read(broken)
     return done
-
-
-def _unread(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"{FILE}.damaged-*{UNREAD}"))
 
 
 def _is_mended(folder: Path, done: Repaired) -> bool:
@@ -104,9 +111,8 @@ def _rebuild_indexes(memory: Memory) -> None:
 
 def _set_aside(folder: Path, judged: tuple[int, int] | None) -> None:
     """Nobody opens the memory meanwhile, and whoever has it open sees at the next write that it was set aside."""
-    stem = f"{FILE}.damaged-{int(time.time())}"
-    numbered = (stem, *(f"{stem}-{number}" for number in range(2, 100)))
-    kept = next(folder / f"{name}{UNREAD}" for name in numbered if not list(folder.glob(f"{name}*")))
+    names = (f"{FILE}.damaged-{ms}" for ms in count(int(time.time() * 1000)))
+    kept = next(folder / f"{name}{UNREAD}" for name in names if not list(folder.glob(f"{name}*")))
     with alone_in(folder):
         # Before SQLite looks: where there is no file any more, it would make one that everybody may read.
         if judged is None or file_at(folder / FILE) != judged:
@@ -138,26 +144,22 @@ def _write_lock(path: Path) -> Iterator[None]:
 
 
 def _salvage(broken: Path, folder: Path, done: Repaired) -> None:
-    """Reads it into the memory, again if that was interrupted: what is there by then is left, and what was forgotten
-    since stays so."""
+    """Reads it into the memory, again if that was interrupted: what is there by then is newer, and stays."""
     with Memory(folder) as memory, closing(_opened(broken)) as old:
         old.text_factory = lambda data: data.decode("utf-8", "replace")
         _rows(old, "PRAGMA writable_schema = ON")  # a table that is not understood hides no other
         users = dict(_rows(old, "SELECT id, key FROM users WHERE key IS NOT NULL"))
-        gone = _salvage_gone(old, memory, users)  # First: a spool that is taken in meanwhile brings nothing of it back.
         for rows in _entries(old):
             with memory.writing():
                 for *values, user, key in rows:
                     if user not in users or not isinstance(key, bytes):
                         done.n_left_out += 1
                         continue
-                    owner = memory.ensure_user(users[user])
-                    if memory.removed_at(owner, key) != gone.get((user, key)):
-                        continue
                     try:
-                        done.n_saved += memory.insert(owner, Entry(*values), key)
+                        done.n_saved += memory.insert(memory.ensure_user(users[user]), Entry(*values), key)
                     except sqlite3.IntegrityError:
                         done.n_left_out += 1
+        _salvage_gone(old, memory, users)
         _salvage_sessions(old, memory, users, done)
 
 
@@ -167,16 +169,13 @@ def _opened(broken: Path) -> sqlite3.Connection:
         return sqlite3.connect(f"{broken.absolute().as_uri()}?mode=rw", uri=True)
 
 
-def _salvage_gone(old: sqlite3.Connection, memory: Memory, users: dict[int, str]) -> dict[tuple[int, bytes], int]:
-    """What was forgotten stays so. Gives when that was, by the users' numbers in the old file."""
-    gone = {}
+def _salvage_gone(old: sqlite3.Connection, memory: Memory, users: dict[int, str]) -> None:
+    """What was forgotten stays so."""
     with memory.writing() as database:
-        for user, key, at in _rows(old, "SELECT user, key, at FROM gone"):
+        for user, *values in _rows(old, "SELECT user, key, at FROM gone"):
             if user in users:
-                gone[user, key] = at
                 owner = memory.ensure_user(users[user])
-                database.execute("INSERT OR IGNORE INTO gone(user, key, at) VALUES (?, ?, ?)", (owner, key, at))
-    return gone
+                database.execute("INSERT OR IGNORE INTO gone(user, key, at) VALUES (?, ?, ?)", (owner, *values))
 
 
 def _salvage_sessions(old: sqlite3.Connection, memory: Memory, users: dict[int, str], done: Repaired) -> None:
@@ -193,12 +192,9 @@ def _salvage_sessions(old: sqlite3.Connection, memory: Memory, users: dict[int, 
         )
         n_left = 1 + len(rows)
         with memory.writing() as database, suppress(sqlite3.IntegrityError, KeyError):
-            owner = memory.ensure_user(users[user])
-            if memory.removed_at(owner, str(values[0]).encode()) is not None:
-                continue
             new = database.execute(
                 "INSERT INTO sessions(user, name, title, tools, archived, created, used) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (owner, *values),
+                (memory.ensure_user(users[user]), *values),
             ).lastrowid
             n_left -= 1
             for row in rows:

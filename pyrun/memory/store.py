@@ -19,6 +19,7 @@ from pyrun.memory.schema import migrate, rollback, statements, user_index, words
 from pyrun.memory.spool import SPOOL
 
 FILE = "memory.db"
+UNREAD = ".unread"  # ends the name of a broken file until all of it that can be read is in the new one
 MAX_BYTES = 10_000_000_000
 PRUNED_TO = 0.9  # of the limit: removing a little each time would keep the disk busy
 PRUNE_SECONDS = 1.0  # after which a call leaves the rest of it to the next
@@ -105,6 +106,12 @@ class Memory:
     def spool(self) -> Path:
         return self.folder / SPOOL
 
+    def ensure_whole(self) -> None:
+        """Raises UserError while a repair reads a broken file into this one, or was interrupted there: what would be
+        forgotten now would come from that file again, and what was forgotten is not known yet."""
+        for path in unread(self.folder):
+            raise UserError(f"a repair is reading {path}, or was interrupted", f"if nothing repairs it now: {REPAIR}")
+
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Several reads of one moment."""
@@ -177,12 +184,9 @@ class Memory:
 
     def was_removed(self, user: int, key: bytes) -> bool:
         """Whether it was here once. A server that starts again leaves all that a history dropped in the spool anew."""
-        return self.removed_at(user, key) is not None
-
-    def removed_at(self, user: int, key: bytes) -> int | None:
-        """ms; of a session, the key is its name."""
-        row = self.database.execute("SELECT at FROM gone WHERE user = ? AND key = ?", (user, key)).fetchone()
-        return row[0] if row else None
+        return (
+            self.database.execute("SELECT 1 FROM gone WHERE user = ? AND key = ?", (user, key)).fetchone() is not None
+        )
 
     def remove(self, ids: list[int]) -> None:
         """Within `writing`."""
@@ -203,13 +207,7 @@ class Memory:
 
     def remove_sessions(self, ids: list[int]) -> None:
         """Within `writing`."""
-        now = int(time.time() * 1000)
         for number in ids:
-            self.database.execute(
-                "INSERT OR REPLACE INTO gone(user, key, at) "
-                "SELECT user, CAST(name AS BLOB), ? FROM sessions WHERE id = ?",
-                (now, number),
-            )
             self.database.execute("DELETE FROM session_messages WHERE session = ?", (number,))
             self.database.execute("DELETE FROM sessions WHERE id = ?", (number,))
 
@@ -336,6 +334,11 @@ class Memory:
         with explained(self.path):
             is_busy, _, _ = self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         return not is_busy
+
+
+def unread(folder: Path) -> list[Path]:
+    """Broken files of which a repair has not read all that it can, the newest first."""
+    return sorted(folder.glob(f"{FILE}.damaged-*{UNREAD}"), reverse=True)
 
 
 @contextmanager

@@ -159,10 +159,8 @@ def test_a_repair_that_was_interrupted_is_told_of_and_ended_by_the_next(
     with Memory(tmp_path) as memory:
         archive(memory, [f"message {n}" for n in range(20)])
         UserMemory(memory, "").set_fact("old", "value")
-        UserMemory(memory, "").forget_fact("old")
-        UserMemory(memory, "").set_fact("old", "again")
         sessions = Sessions(memory, "")
-        for title in ("kept", "forgotten"):
+        for title in ("first", "second"):
             sessions.append(sessions.create([]), [Row({"role": "user", "content": title}, 1)])
         path = memory.path
     break_index_of_entries(path)
@@ -181,34 +179,25 @@ def test_a_repair_that_was_interrupted_is_told_of_and_ended_by_the_next(
         own = UserMemory(memory, "")
         assert own.counts()["message"] == 10
         assert ["interrupted" in problem for problem in check(memory)] == [True]
-        own.forget_entry(next(entry.id for entry in own.show() if entry.text == "message 3"))
-    salvage_sessions = memory_repair._salvage_sessions
-
-    def and_again(*arguments: object) -> None:
-        salvage_sessions(*arguments)  # type: ignore[arg-type]
-        raise KeyboardInterrupt
-
+        write_spool(memory.spool, key_of_user(""), TALK, [Record(1, {"role": "user", "content": "meanwhile"})])
+        assert "interrupted" in take_in(memory).trouble
+        with pytest.raises(UserError, match="interrupted"):
+            own.forget_all()
+        own.set_fact("old", "newer")
+        sessions = Sessions(memory, "")
+        sessions.append(sessions.create([]), [Row({"role": "user", "content": "new"}, 1)])
     monkeypatch.setattr(Memory, "insert", insert)
-    monkeypatch.setattr(memory_repair, "_salvage_sessions", and_again)
-    with pytest.raises(KeyboardInterrupt):
-        repair(tmp_path)
-    with Memory(tmp_path) as memory:
-        forgotten = Sessions(memory, "").find("forgotten")[0]
-        assert UserMemory(memory, "").forget_conversation(forgotten.name) == 1
-    monkeypatch.setattr(memory_repair, "_salvage_sessions", salvage_sessions)
+    break_index_of_entries(path)  # Now there are two.
     done = repair(tmp_path)
-    assert (done.n_saved, done.n_left_out) == (0, 0)
-    assert [path.suffix for path in tmp_path.glob("memory.db.damaged-*") if path.suffix.count("-") == 1] == [
-        done.kept.suffix if done.kept else ""
-    ]
+    assert done.n_left_out == 0
+    assert len([path for path in tmp_path.glob("memory.db.damaged-*") if path.suffix.count("-") == 1]) == 2
     with Memory(tmp_path) as memory:
         assert check(memory) == []
+        assert take_in(memory).n_new == 1
         own = UserMemory(memory, "")
-        texts = {entry.text for entry in own.show()}
-        assert texts >= {f"message {n}" for n in range(20) if n != 3}
-        assert "message 3" not in texts
-        assert [(fact.text, fact.answer) for fact in own.facts()] == [("old", "again")]
-        assert [found.title for found in Sessions(memory, "").find()] == ["kept"]
+        assert sorted(e.text for e in own.show()) == sorted(["meanwhile", "old", *(f"message {n}" for n in range(20))])
+        assert [(fact.text, fact.answer) for fact in own.facts()] == [("old", "newer")]
+        assert {found.title for found in Sessions(memory, "").find()} == {"first", "second", "new"}
 
 
 def test_nobody_can_write_while_a_file_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
