@@ -137,7 +137,7 @@ def forget_command(
         if not console.is_interactive():
             raise UserError("this would forget more than one thing", "add --yes to do it without being asked")
         click.confirm("forget it?", abort=True, err=True)
-    with _opened(folder) as memory:
+    with _opened(folder, is_forgetting=True) as memory:
         own = UserMemory(memory, user)
         if fact is not None:
             n = int(own.forget_fact(fact))
@@ -241,10 +241,12 @@ def _repair(place: Path) -> None:
 
 
 @contextmanager
-def _opened(folder: Path | None) -> Iterator[Memory]:
+def _opened(folder: Path | None, is_forgetting: bool = False) -> Iterator[Memory]:
     """With what lies in the spool taken in."""
     home = find_home()
     with Memory(folder or home.memory, memory_limit(home.settings)) as memory:
+        if is_forgetting:  # what a repair keeps in the spool would be forgotten by nobody
+            memory.ensure_whole()
         taken = take_in(memory)
         if taken.n_damaged:
             console.say(f"warning: {taken.n_damaged} damaged files were set aside in {memory.spool / DAMAGED}")

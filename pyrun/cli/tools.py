@@ -106,6 +106,7 @@ def call_command(box: Toolbox, name: str, arguments: str) -> None:
                 raise
             if not allowed:
                 raise box.refuse(pending, "it was not allowed")
-        click.echo(box.make(pending))
+        result = box.make(pending)
     except (ToolError, OSError) as error:  # the audit log may be one that cannot be written
         raise UserError(str(error)) from error
+    click.echo(result)

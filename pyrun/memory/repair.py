@@ -5,16 +5,15 @@ A file that is locked, newer than we are or not ours to open is not broken: that
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pyrun.errors import UserError
 from pyrun.folder_lock import alone_in
 from pyrun.memory.schema import words_table
 from pyrun.memory.store import (
@@ -26,7 +25,6 @@ from pyrun.memory.store import (
     Entry,
     Memory,
     explained,
-    file_at,
     unread,
 )
 
@@ -35,6 +33,8 @@ MAX_FAILURES = 20_000  # reads that fail, before the rest is given up
 MAX_ID = (1 << 63) - 1
 TABLES = ("users", "entries", "sessions", "session_messages")  # that hold texts
 OTHERS = ("-wal", "-shm")
+SET_ASIDE = re.compile(re.escape(FILE) + r"\.damaged-(\d+)")
+REPAIRS = "repairs"  # an empty folder for who repairs
 
 
 @dataclass
@@ -47,8 +47,8 @@ class Repaired:
 
 def check(memory: Memory) -> list[str]:
     """What is wrong with the file, and with its indexes. Reads all of it."""
-    interrupted = [f"{path} was not read to its end: a repair was interrupted" for path in unread(memory.folder)]
-    return interrupted + _check_file(memory)
+    unended = [f"a repair is reading {path}, or was interrupted" for path in unread(memory.folder)]
+    return unended + _check_file(memory)
 
 
 def _check_file(memory: Memory) -> list[str]:
@@ -78,14 +78,24 @@ def _check_index(memory: Memory, user: int) -> list[str]:
 def repair(folder: Path) -> Repaired:
     """Mends what is wrong. Nothing is thrown away: a broken file is kept beside the new one."""
     done = Repaired()
-    with explained(folder / FILE):
-        judged = file_at(folder / FILE)
-    if not _is_mended(folder, done):
-        _set_aside(folder, judged)
-    for broken in unread(folder):
-        _salvage(broken, folder, done)
-        done.kept = _name_read(broken)
+    with explained(folder / FILE), _alone(folder):
+        if not _is_mended(folder, done):
+            _set_aside(folder)
+        for broken in unread(folder):
+            _salvage(broken, folder, done)
+            done.kept = _name_read(broken)
     return done
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One repair at a time: of two that read the same file, the second would bring back what was forgotten since the
+    first. The memory's own folder is for shorter waits: who opens the memory has it."""
+    repairs = folder / REPAIRS
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    repairs.mkdir(mode=0o700, exist_ok=True)
+    with alone_in(repairs, "waiting for another repair of the memory"):
+        yield
 
 
 def _is_mended(folder: Path, done: Repaired) -> bool:
@@ -109,19 +119,16 @@ def _rebuild_indexes(memory: Memory) -> None:
             database.execute(f"INSERT INTO {words}({words}) VALUES ('rebuild')")
 
 
-def _set_aside(folder: Path, judged: tuple[int, int] | None) -> None:
+def _set_aside(folder: Path) -> None:
     """Nobody opens the memory meanwhile, and whoever has it open sees at the next write that it was set aside."""
-    names = (f"{FILE}.damaged-{ms}" for ms in count(int(time.time() * 1000)))
-    kept = next(folder / f"{name}{UNREAD}" for name in names if not list(folder.glob(f"{name}*")))
-    with alone_in(folder):
-        # Before SQLite looks: where there is no file any more, it would make one that everybody may read.
-        if judged is None or file_at(folder / FILE) != judged:
-            raise UserError(f"another program repaired {folder / FILE} meanwhile", "run this again to see how it is")
-        with _write_lock(folder / FILE):
-            for suffix in ("", *OTHERS):
-                path = folder / f"{FILE}{suffix}"
-                if path.exists():
-                    path.rename(f"{kept}{suffix}")
+    # Names tell which file is newer, also where the clock was put back.
+    newest = max((int(found[1]) for path in folder.iterdir() if (found := SET_ASIDE.match(path.name))), default=0)
+    kept = folder / f"{FILE}.damaged-{max(int(time.time() * 1000), newest + 1)}{UNREAD}"
+    with alone_in(folder), _write_lock(folder / FILE):
+        for suffix in ("", *OTHERS):
+            path = folder / f"{FILE}{suffix}"
+            if path.exists():
+                path.rename(f"{kept}{suffix}")
 
 
 def _name_read(broken: Path) -> Path:
@@ -137,7 +144,7 @@ def _name_read(broken: Path) -> Path:
 def _write_lock(path: Path) -> Iterator[None]:
     """Waits for whoever writes now, and keeps others from it. Where the file is too broken for that, who has it open
     may still write: they are told behind it that the file was set aside."""
-    with explained(path), closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as database:
+    with explained(path), closing(_opened(path)) as database:
         with suppress(DamagedError), explained(path):
             database.execute("BEGIN IMMEDIATE")
         yield
@@ -163,10 +170,11 @@ def _salvage(broken: Path, folder: Path, done: Repaired) -> None:
         _salvage_sessions(old, memory, users, done)
 
 
-def _opened(broken: Path) -> sqlite3.Connection:
-    """Where another repair has read and renamed it meanwhile, none is made."""
-    with explained(broken):
-        return sqlite3.connect(f"{broken.absolute().as_uri()}?mode=rw", uri=True)
+def _opened(path: Path) -> sqlite3.Connection:
+    """Where somebody has moved the file meanwhile, none is made."""
+    with explained(path):
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
 
 
 def _salvage_gone(old: sqlite3.Connection, memory: Memory, users: dict[int, str]) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from types import TracebackType
 
@@ -338,7 +339,9 @@ class Memory:
 
 def unread(folder: Path) -> list[Path]:
     """Broken files of which a repair has not read all that it can, the newest first."""
-    return sorted(folder.glob(f"{FILE}.damaged-*{UNREAD}"), reverse=True)
+    with explained(folder):  # `glob` hides that a folder cannot be read
+        found = [path for path in folder.iterdir() if fnmatch(path.name, f"{FILE}.damaged-*{UNREAD}")]
+    return sorted(found, reverse=True)
 
 
 @contextmanager

@@ -19,10 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memories import NASTY, TALK, archive, found_texts
 
+from pyrun.cli import memory as cli_memory
 from pyrun.cli.main import cli
 from pyrun.errors import UserError
 from pyrun.memory import store
-from pyrun.memory.intake import take_in
+from pyrun.memory.intake import Taken, take_in
 from pyrun.memory.limit import memory_limit
 from pyrun.memory.recall import UserMemory
 from pyrun.memory.repair import check
@@ -473,6 +474,28 @@ def test_a_wrong_import_adds_nothing(lines: list[str], memory: Memory) -> None:
 
 def run(memory: Memory, *words: str, text: str | None = None) -> Result:
     return CliRunner().invoke(cli, ["memory", words[0], "--memory", str(memory.folder), *words[1:]], input=text)
+
+
+def test_nothing_is_forgotten_while_a_repair_keeps_messages_in_the_spool(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the repair ends a moment later: what it kept in the spool would come back."""
+    write_spool(memory.spool, key_of_user(""), TALK, [Record(1, {"role": "user", "content": "Rosinante"})])
+    unread = memory.folder / "memory.db.damaged-1.unread"
+    unread.touch()
+
+    def as_the_repair_ends(memory: Memory) -> Taken:
+        taken = take_in(memory)
+        unread.unlink()
+        return taken
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli_memory, "take_in", as_the_repair_ends)
+        refused = run(memory, "forget", "--all", "--yes").exception
+    assert isinstance(refused, UserError) and "--repair" in (refused.hint or "")
+    unread.unlink()
+    assert run(memory, "forget", "--all", "--yes").exit_code == 0
+    assert run(memory, "search", "Rosinante").stdout == ""
 
 
 def test_the_commands_show_what_is_remembered(memory: Memory, tmp_path: Path) -> None:

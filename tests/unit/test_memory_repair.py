@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import stat
-from contextlib import closing
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from memories import TALK, archive, found_texts
 
+from pyrun import console
 from pyrun.chat.sessions import Row, Sessions
 from pyrun.errors import UserError
 from pyrun.memory import repair as memory_repair
@@ -136,21 +141,34 @@ def test_who_writes_into_a_file_that_was_set_aside_is_told_and_the_spool_keeps_w
         assert found_texts(UserMemory(memory, ""), "meanwhile") == ["meanwhile"]
 
 
-def test_two_repairs_leave_a_memory_for_its_owner_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_repairs_one_waits_and_finds_nothing_left_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Memory(tmp_path) as memory:
         archive(memory, ["kept"])
         path = memory.path
     break_index_of_entries(path)
     salvage = memory_repair._salvage
+    is_waiting = threading.Event()
+    seconds: list[memory_repair.Repaired] = []
 
-    def after_another(broken: Path, folder: Path, done: memory_repair.Repaired) -> None:
-        with pytest.raises(UserError, match="another program repaired"):
-            memory_repair._set_aside(folder, store.file_at(broken))
+    @contextmanager
+    def waiting(_what: str) -> Iterator[None]:
+        is_waiting.set()
+        yield
+
+    def beside_another(broken: Path, folder: Path, done: memory_repair.Repaired) -> None:
+        second.start()
+        assert is_waiting.wait(60)
         salvage(broken, folder, done)
 
-    monkeypatch.setattr(memory_repair, "_salvage", after_another)
+    second = threading.Thread(target=lambda: seconds.append(repair(tmp_path)))
+    monkeypatch.setattr(console, "waiting", waiting)
+    monkeypatch.setattr(memory_repair, "_salvage", beside_another)
     assert repair(tmp_path).n_saved == 1
+    second.join()
+    assert seconds == [memory_repair.Repaired()]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with Memory(tmp_path) as memory:
+        assert found_texts(UserMemory(memory, ""), "kept") == ["kept"]
 
 
 def test_a_repair_that_was_interrupted_is_told_of_and_ended_by_the_next(
@@ -220,24 +238,39 @@ def test_nobody_can_write_while_a_file_is_set_aside(tmp_path: Path, monkeypatch:
     assert refused == ["database is locked"]
 
 
-def test_a_file_that_another_repair_made_is_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_set_aside_later_counts_as_newer_though_the_clock_was_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repair that was interrupted left one broken file, and then the new one breaks as well."""
+    clock = time.time
+    for hours, value in ((0, "old"), (1, "new")):
+        with Memory(tmp_path) as memory:
+            archive(memory, ["kept"])
+            UserMemory(memory, "").set_fact("home", value)
+            path = memory.path
+        break_index_of_entries(path)
+        monkeypatch.setattr(time, "time", lambda hours=hours: clock() - hours * 3600)
+        memory_repair._set_aside(tmp_path)
+    assert repair(tmp_path).n_left_out == 0
     with Memory(tmp_path) as memory:
-        archive(memory, ["kept"])
-        path = memory.path
-    break_index_of_entries(path)
-    rebuild = memory_repair._rebuild_indexes
+        assert [fact.answer for fact in UserMemory(memory, "").facts()] == ["new"]
 
-    def slowly(memory: Memory) -> None:
-        rebuild(memory)
-        monkeypatch.setattr(memory_repair, "_rebuild_indexes", rebuild)
-        repair(tmp_path)
 
-    monkeypatch.setattr(memory_repair, "_rebuild_indexes", slowly)
-    with pytest.raises(UserError, match="repaired"):
-        repair(tmp_path)
-    assert len([path for path in tmp_path.glob("memory.db.damaged-*") if path.suffix.count("-") == 1]) == 1
+def test_a_folder_that_cannot_be_read_keeps_the_spool_and_refuses_to_forget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Memory(tmp_path) as memory:
-        assert found_texts(UserMemory(memory, ""), "kept") == ["kept"]
+        write_spool(memory.spool, key_of_user(""), TALK, [Record(1, {"role": "user", "content": "kept"})])
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "iterdir", no_more_files)
+            assert "Too many open files" in take_in(memory).trouble
+            with pytest.raises(UserError, match="Too many open files"):
+                UserMemory(memory, "").forget_all()
+        assert take_in(memory).n_new == 1
+
+
+def no_more_files(_folder: Path) -> Iterator[Path]:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def change(path: Path, *statements: str) -> None:
