@@ -202,7 +202,7 @@ class Sessions:
         with self.memory.writing() as database:
             same = (session.id, session.name)
             if database.execute("SELECT 1 FROM sessions WHERE id = ? AND name = ?", same).fetchone() is None:
-                raise UserError("this session was forgotten or removed meanwhile", "leave the chat, and begin another")
+                raise UserError("this chat was forgotten or removed meanwhile", "leave it, and begin another")
             yield database
 
     def _messages(self, number: int) -> Iterator[Message]:

@@ -25,6 +25,7 @@ from pyrun.memory.store import (
     Entry,
     Memory,
     explained,
+    unended,
     unread,
 )
 
@@ -47,8 +48,7 @@ class Repaired:
 
 def check(memory: Memory) -> list[str]:
     """What is wrong with the file, and with its indexes. Reads all of it."""
-    unended = [f"a repair is reading {path}, or was interrupted" for path in unread(memory.folder)]
-    return unended + _check_file(memory)
+    return unended(memory.folder) + _check_file(memory)
 
 
 def _check_file(memory: Memory) -> list[str]:
@@ -102,8 +102,9 @@ def _is_mended(folder: Path, done: Repaired) -> bool:
     """Whether the file itself is sound now."""
     try:
         with Memory(folder) as memory:
-            done.problems = check(memory)
-            if not _check_file(memory):
+            problems = _check_file(memory)
+            done.problems = unended(folder) + problems
+            if not problems:
                 return True
             _rebuild_indexes(memory)
             return not _check_file(memory)

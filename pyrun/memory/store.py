@@ -110,8 +110,8 @@ class Memory:
     def ensure_whole(self) -> None:
         """Raises UserError while a repair reads a broken file into this one, or was interrupted there: what would be
         forgotten now would come from that file again, and what was forgotten is not known yet."""
-        for path in unread(self.folder):
-            raise UserError(f"a repair is reading {path}, or was interrupted", f"if nothing repairs it now: {REPAIR}")
+        for problem in unended(self.folder):
+            raise UserError(problem, f"if nothing repairs it now: {REPAIR}")
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -342,6 +342,11 @@ def unread(folder: Path) -> list[Path]:
     with explained(folder):  # `glob` hides that a folder cannot be read
         found = [path for path in folder.iterdir() if fnmatch(path.name, f"{FILE}.damaged-*{UNREAD}")]
     return sorted(found, reverse=True)
+
+
+def unended(folder: Path) -> list[str]:
+    """What is told of them."""
+    return [f"a repair is reading {path}, or was interrupted" for path in unread(folder)]
 
 
 @contextmanager
