@@ -1,8 +1,10 @@
 """Measures what the cache costs while nothing is restored: speed and first byte, against the unpatched server.
 
-    python -m benchmarks.cost --upstream SERVER [MODEL] [--server SERVER] [--rounds 7] [-- FLAG ...]
+    python -m benchmarks.cost --upstream SERVER [MODEL] [--server SERVER] [--rounds 7] [--starts 1] [-- FLAG ...]
 
-All servers run at once and are asked in turn, so that the machine's moods meet each of them. Every prompt is new.
+All servers run at once and are asked in turn, so that the machine's moods meet each of them. Every prompt is new. Where
+its memory comes to lie makes a process a few percent faster or slower than its equal for as long as it lives; --starts
+shares the rounds among several processes of each.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ def main() -> None:
     parser.add_argument("--upstream", type=Path, required=True, help="an unpatched llama-server")
     parser.add_argument("--server", type=Path, default=home.server_binary("cpu"), help="ours")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--starts", type=int, default=1, help="of each server, which share the rounds")
     parser.add_argument("--words", type=int, default=600, help="of a prompt")
     parser.add_argument("--answer", type=int, default=96, help="tokens of an answer")
     options = parser.parse_args(sys.argv[1:cut])
@@ -48,10 +51,10 @@ def main() -> None:
         decode: dict[str, list[float]] = {peer.name: [] for peer in peers}
         first: dict[str, list[float]] = {peer.name: [] for peer in peers}
         try:
-            for peer in peers:
-                peer.start()
-                peer.complete("Hello.", 1)
             for turn in range(options.rounds):
+                start, rest = divmod(turn * options.starts, options.rounds)
+                if rest < options.starts:
+                    start_again(in_turn(peers, start))
                 for peer in in_turn(peers, turn):
                     answer = peer.complete(words(options.words, f"cost {turn}"), options.answer, ignore_eos=True)
                     prefill[peer.name].append(answer.timings["prompt_per_second"])
@@ -78,6 +81,13 @@ def main() -> None:
     console.out.print(table)
     for what, measured in (("prompt", prefill), ("answer", decode)):
         tell(f"{what}, tokens/s", peers[1:], measured)  # The same program without the cache and with it.
+
+
+def start_again(peers: list[Server]) -> None:
+    for peer in peers:
+        peer.stop()
+        peer.start()
+        peer.complete("Hello.", 1)
 
 
 if __name__ == "__main__":
