@@ -6,8 +6,9 @@ With LLAMA_RUN_TEST_WORKERS=2, each server of cache_server.py has its model on t
 
     LLAMA_RUN_TEST_WORKERS=2 pytest tests/server/test_restart_matrix.py
 
-Vulkan runs on the processor itself where there is no graphics card, at about a token a second for SmolLM2: with another
-backend than the CPU, take the toy models. Mesa 25 runs them all; Mesa 22, which is Debian 12's, ends the server in the
+Vulkan runs on the processor itself where there is no graphics card, at one to a hundred tokens a second for SmolLM2:
+take the toy models first. Mesa 25 runs everything, but on two busy cores it may compile a model's shaders for longer
+than a test may take: run that test again, Mesa has kept them. Mesa 22, which is Debian 12's, ends the server in the
 middle of some. What is not built or has no device is skipped, with the reason.
 """
 
