@@ -24,8 +24,8 @@ static constexpr unsigned PUTTING_THREADS    = 4; // a request does
 // Cells are written to far more often than any are being copied.
 static std::atomic<uint32_t> n_taking{ 0 };
 
-static kvtier::mutex        takers_mu;
-static std::vector<taker *> takers GUARDED_BY(takers_mu);
+static kvtier::mutex        every_taker_mu;
+static std::vector<taker *> every_taker GUARDED_BY(every_taker_mu);
 
 // Vulkan stays out: waiting for one of its events frees a command buffer of the queue that evaluates, which only that queue's thread
 // may, and its copies between tensors are not ordered behind what wrote to them.
@@ -53,8 +53,8 @@ void add_ranges(std::vector<cell_range> & out, uint32_t stream, const std::vecto
 
 taker::taker(std::function<void(copies &, copies::direction)> now) : now(std::move(now)) {
     thread = std::thread([this] { run(); });
-    kvtier::mutex_lock lock(takers_mu);
-    takers.push_back(this);
+    kvtier::mutex_lock lock(every_taker_mu);
+    every_taker.push_back(this);
 }
 
 void taker::connect(ggml_backend_sched_t sched) {
@@ -83,8 +83,8 @@ void taker::connect(ggml_backend_sched_t sched) {
 
 taker::~taker() {
     {
-        kvtier::mutex_lock lock(takers_mu);
-        takers.erase(std::remove(takers.begin(), takers.end(), this), takers.end());
+        kvtier::mutex_lock lock(every_taker_mu);
+        every_taker.erase(std::remove(every_taker.begin(), every_taker.end(), this), every_taker.end());
     }
     {
         kvtier::mutex_lock lock(mu);
@@ -339,8 +339,8 @@ using namespace state_rows;
 
 void llama_state_before_write(const llama_kv_cache * kv) {
     if (n_taking > 0) {
-        kvtier::mutex_lock lock(takers_mu);
-        for (taker * t : takers) {
+        kvtier::mutex_lock lock(every_taker_mu);
+        for (taker * t : every_taker) {
             t->before_write(kv, nullptr);
         }
     }
@@ -355,8 +355,8 @@ void llama_state_before_write(const llama_kv_cache * kv, const std::vector<llama
         add_ranges(ranges, (uint32_t) streams[s], cells[s]);
     }
     std::sort(ranges.begin(), ranges.end());
-    kvtier::mutex_lock lock(takers_mu);
-    for (taker * t : takers) {
+    kvtier::mutex_lock lock(every_taker_mu);
+    for (taker * t : every_taker) {
         t->before_write(kv, &ranges);
     }
 }

@@ -1,5 +1,7 @@
 #include "server/conversation.h"
 
+#include "server/json_fields.h"
+
 #include <algorithm>
 #include <stdexcept>
 
@@ -7,11 +9,6 @@ namespace llama_run {
 
 // Under this name the conversion of Anthropic bodies hands on what cache_control says. It counts in converted bodies alone.
 static constexpr const char * converted_ttl = "__cache_control_ttl";
-
-static std::string string_at(const common_json & object, const char * name) {
-    return object.is_object() && object.contains(name) && object.at(name).is_string() ? object.at(name).get<std::string>()
-                                                                                      : std::string();
-}
 
 //
 // the key

@@ -1,5 +1,7 @@
 #include "server/stable_prompts.h"
 
+#include "server/json_fields.h"
+
 #include <algorithm>
 #include <functional>
 #include <stdexcept>
@@ -22,11 +24,6 @@ const std::vector<volatile_text> & volatile_texts() {
           "tools are sorted by name and the keys of their schemas alphabetically" },
     };
     return known;
-}
-
-static std::string string_at(const common_json & object, const char * name) {
-    return object.is_object() && object.contains(name) && object.at(name).is_string() ? object.at(name).get<std::string>()
-                                                                                      : std::string();
 }
 
 //

@@ -1,6 +1,7 @@
 #include "server/user_id.h"
 
 #include "server/conversation.h"
+#include "server/json_fields.h"
 #include "server/stable_prompts.h"
 #include "server/warm/vendors.h"
 
@@ -61,13 +62,11 @@ static bool is_new_claude(const std::string & text, claude_name & out) {
     }
     try {
         const common_json named = common_json::parse(text);
-        const auto part = [&](const char * name) {
-            return named.contains(name) && named.at(name).is_string() ? named.at(name).get<std::string>() : std::string();
-        };
-        if (!named.is_object() || !named.contains("session_id") || part("device_id").empty()) {
+        const std::string device = string_at(named, "device_id");
+        if (device.empty() || !named.contains("session_id")) {
             return false;
         }
-        out = { part("device_id"), part("account_uuid"), part("session_id") };
+        out = { device, string_at(named, "account_uuid"), string_at(named, "session_id") };
         return true;
     } catch (const std::exception &) {
         return false; // it only looks like JSON

@@ -23,7 +23,7 @@ static constexpr size_t   max_round_files = 32;
 static constexpr uint64_t round_share     = 64;
 
 // What waits to be written is renewed so often before others would take it for what a killed writer left.
-static constexpr int renewals = 10;
+static constexpr int write_renewals = 10;
 
 // What a conversation has used, it has used with everything before it.
 static std::map<const segment *, int64_t> segments_in_use(const object_graph & all, int64_t since_ms) {
@@ -273,7 +273,7 @@ status shared_tier::write_copies(publishing & now) {
     now.bytes       = 0;
     const auto whole = std::exchange(now.whole, {});
     if (!kept->copies.empty()) {
-        const auto   renew_every = options.unfinished / renewals;
+        const auto   renew_every = options.unfinished / write_renewals;
         const status called      = write([kept, renew_every, most = limit, before = now.removals_before](
                                              core & its, const std::atomic<bool> & abandoned) {
             const auto is_wanted = [&] { return !abandoned && its.n_removals == before; };

@@ -248,9 +248,6 @@ bool cache_core::waits_for_prefix(const slot_view & slot, const std::shared_ptr<
 // Others hardly notice a step of a restore that takes no longer.
 static constexpr double short_step_ms = 1;
 
-// How long a copy of fewer bytes takes says nothing about larger ones.
-static constexpr uint64_t least_told_by = uint64_t(4) << 20;
-
 slot_offer cache_core::offer_of(const slot_view & slot) const {
     slot_offer offer;
     offer.tokens  = tokens_of(slot.prompt.tokens, slot.prompt.tokens.size());

@@ -20,9 +20,8 @@ static constexpr double recompute_margin_ms = 50;
 static constexpr double max_left_ms        = 200;
 static constexpr double unknown_copy_speed = 8e9; // bytes per second, before the first one
 
-// How long fewer bytes of the shared folder take says nothing about more of them; and so long may those take.
-static constexpr uint64_t least_told_by = uint64_t(4) << 20;
-static constexpr auto     least_fetch   = std::chrono::milliseconds(200);
+// So long may it take to fetch few bytes of the shared folder.
+static constexpr auto least_fetch = std::chrono::milliseconds(200);
 static constexpr kvtier::shared_tier::clock::duration unknown_fetch = std::chrono::seconds(10); // before any prompt has been evaluated
 
 // A request reads at most that often: files that change or break faster than they are read are not worth a third attempt.

@@ -1,5 +1,7 @@
 #include "server/overflow/context_overflow.h"
 
+#include "server/json_fields.h"
+
 #include "history/cut.h"
 
 #include "log.h"
@@ -102,11 +104,6 @@ static bool wants_evict(const common_json & body, bool by_default) {
         throw std::invalid_argument(std::string(request_field) + " must be \"error\" or \"evict\"");
     }
     return word == "evict";
-}
-
-static std::string string_at(const common_json & object, const char * name) {
-    return object.is_object() && object.contains(name) && object.at(name).is_string() ? object.at(name).get<std::string>()
-                                                                                      : std::string();
 }
 
 static history::role role_of(const std::string & name) {

@@ -1,5 +1,7 @@
 #include "server/warm/continuations.h"
 
+#include "server/json_fields.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <optional>
@@ -86,9 +88,8 @@ static bool answer_follows(const common_json & messages) {
         return false;
     }
     const common_json & last = messages.at(messages.size() - 1);
-    const std::string   role = last.contains("role") && last.at("role").is_string() ? last.at("role").get<std::string>() : "";
-    const bool tool_result = last.contains("type") && last.at("type").is_string() && last.at("type").get<std::string>() == "function_call_output";
-    return role == "user" || role == "tool" || tool_result;
+    const std::string   role = string_at(last, "role");
+    return role == "user" || role == "tool" || string_at(last, "type") == "function_call_output";
 }
 
 std::vector<common_json> continuations(const std::string & route, const common_json & body) {

@@ -1,5 +1,6 @@
 #include "server/warm/vendors.h"
 
+#include "server/json_fields.h"
 #include "server/warm/continuations.h"
 
 #include "server-common.h"
@@ -47,10 +48,6 @@ vendor_warm warm_of_vendor(const common_json & body, task_response_type api) {
     return { "/v1/chat/completions", chat };
 }
 
-static std::string model_of(const common_json & body) {
-    return body.contains("model") && body.at("model").is_string() ? body.at("model").get<std::string>() : std::string();
-}
-
 common_json vendor_answer(const common_json & body, task_response_type api, const warm_result & done) {
     if (api == TASK_RESPONSE_TYPE_ANTHROPIC) {
         return {
@@ -58,7 +55,7 @@ common_json vendor_answer(const common_json & body, task_response_type api, cons
             { "type",          "message" },
             { "role",          "assistant" },
             { "content",       common_json::array() },
-            { "model",         model_of(body) },
+            { "model",         string_at(body, "model") },
             { "stop_reason",   "max_tokens" },
             { "stop_sequence", nullptr },
             { "usage",         {
@@ -75,7 +72,7 @@ common_json vendor_answer(const common_json & body, task_response_type api, cons
         { "object",              "response" },
         { "created_at",          static_cast<int64_t>(std::time(nullptr)) },
         { "status",              "completed" },
-        { "model",               model_of(body) },
+        { "model",               string_at(body, "model") },
         { "output",              common_json::array() },
         { "parallel_tool_calls", true },
         { "tool_choice",         "auto" },
