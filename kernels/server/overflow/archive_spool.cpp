@@ -13,12 +13,9 @@ namespace llama_run {
 using kvtier::key;
 using kvtier::status;
 
-// The format's limits.
-static constexpr uint64_t max_file_bytes  = uint64_t(64) << 20;
-static constexpr uint64_t max_spool_bytes = uint64_t(1) << 30;
+static constexpr uint64_t max_spool_bytes = uint64_t(1) << 30; // the format's limit
 static constexpr uint64_t header_bytes    = 1024; // more than it takes
 
-static constexpr size_t max_queued_bytes  = size_t(64) << 20;
 static constexpr size_t max_conversations = 4096; // whose progress is remembered
 static constexpr size_t max_histories     = 64;   // of one conversation: chats that begin alike may take turns
 
@@ -54,8 +51,9 @@ static size_t line_bytes(const archive_spool::message & m) {
     return m.json.size() + 80; // the digest, the names and the number
 }
 
-archive_spool::archive_spool(kvtier::env & files, std::string folder, std::function<void(const std::string &)> complain) :
-    files(files), folder(std::move(folder)), complain(std::move(complain)), thread([this] { run(); }) {}
+archive_spool::archive_spool(kvtier::env & files, std::string folder, std::function<void(const std::string &)> complain,
+                             uint64_t max_file_bytes) :
+    files(files), folder(std::move(folder)), complain(std::move(complain)), max_file_bytes(max_file_bytes), thread([this] { run(); }) {}
 
 archive_spool::~archive_spool() {
     {
@@ -97,7 +95,7 @@ void archive_spool::leave(const std::string & user, uint64_t conversation, std::
         message &    next    = dropped[reached.n_messages];
         const size_t n_bytes = line_bytes(next);
         const bool   can_fit = header_bytes + n_bytes <= max_file_bytes;
-        if (can_fit && n_queued_bytes + b.n_bytes + n_bytes > max_queued_bytes) {
+        if (can_fit && n_queued_bytes + b.n_bytes + n_bytes > max_file_bytes) {
             break; // The next request brings the rest again.
         }
         add(hash, next);

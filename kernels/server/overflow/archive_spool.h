@@ -35,8 +35,12 @@ public:
                                 // are larger than a file may be, they are tried again
     };
 
-    // complain: is told what went wrong, by whichever thread, and must not come back here.
-    archive_spool(kvtier::env & files, std::string folder, std::function<void(const std::string &)> complain);
+    static constexpr uint64_t format_max_file_bytes = uint64_t(64) << 20;
+
+    // complain: is told what went wrong, by whichever thread, and must not come back here. max_file_bytes: no more than that
+    // waits to be written, either.
+    archive_spool(kvtier::env & files, std::string folder, std::function<void(const std::string &)> complain,
+                  uint64_t max_file_bytes = format_max_file_bytes);
     ~archive_spool(); // What was taken is written first.
 
     // dropped: all that this conversation has dropped so far, in order. What of it was left before is left out.
@@ -70,6 +74,7 @@ private:
     kvtier::env &                                  files;
     const std::string                              folder;
     const std::function<void(const std::string &)> complain;
+    const uint64_t                                 max_file_bytes;
 
     mutable kvtier::mutex                 mu;
     kvtier::condition                     changed;
