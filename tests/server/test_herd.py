@@ -26,8 +26,10 @@ FLAGS += ["-ctk", "f32", "-ctv", "f32", "-fa", "off"]
 # What a server that knows nobody else is compared with need not be met.
 LONE = ["--parallel", "4", "--ctx-size", "16384", "-b", "512", "-ub", "512", *FLAGS[8:]]
 PAGES = ("--cache-ssd-page-size", "32")
-N_SHARED = 2000
-N_LONG = 3000  # long enough to look who waits meanwhile
+# A beginning that is evaluated for a third of a second or more, to be met half-way, and for no longer than that needs.
+N_SHARED = 1200
+N_SHARED_OF = {"mla": 800, "uncut": 800, "hybrid-mamba": 2000, "recurrent": 2000}
+N_LONG = 2000  # long enough to look who waits meanwhile
 
 
 def prompts(server: CacheServer, n: int = 3, n_shared: int = N_SHARED, first_word: int = 0) -> list[list[int]]:
@@ -59,9 +61,10 @@ def evaluated(answers: list[Answer]) -> int:
 def test_beginning_is_evaluated_once(serve: Serve, kv: Path, kind: str, unified: bool) -> None:
     layout = "--kv-unified" if unified else "--no-kv-unified"
     server = serve(toy(kind), *FLAGS, *PAGES, layout, cache=kv)
+    n_shared = N_SHARED_OF.get(kind, N_SHARED)
     for attempt in range(5):  # A busy machine lets the others come when the first one is answered.
-        asked = prompts(server, first_word=attempt)
-        n_new = N_SHARED + sum(len(prompt) - N_SHARED for prompt in asked)
+        asked = prompts(server, n_shared=n_shared, first_word=attempt)
+        n_new = n_shared + sum(len(prompt) - n_shared for prompt in asked)
         answers = ask_at_once(server, asked[0], asked[1:])
         waited = any("shared_wait_ms" in answer.timings for answer in answers)
         if waited and evaluated(answers) <= 1.1 * n_new:  # One of the others may have waited for the other one alone.
@@ -165,7 +168,7 @@ def test_who_comes_between_two_batches_goes_on_from_the_first(serve: Serve, kv: 
         server.complete([*shared[:n_stored], words[9] + 1])
         server.stop()
         server = serve(toy(kind), *flags, *PAGES, cache=kv)
-    first = [*shared, *(words[5:] * 9)[:2000]]
+    first = [*shared, *(words[5:] * 9)[:1200]]
     others = [[*shared, words[7] + 1 + i, *words[10 * i : 10 * i + 30]] for i in range(2)]
     leader, *answers = ask_at_once(server, first, others)
     assert leader.reused == n_stored
@@ -280,7 +283,7 @@ def test_cells_that_are_shared_are_not_moved(serve: Serve, kv: Path) -> None:
     """A request that moves what its slot holds (n_cache_reuse) must leave alone what another slot uses as well."""
     for attempt in range(5):  # A busy machine lets the second one come when the first one is answered.
         server = serve(toy("dense"), *FLAGS, *PAGES, "--kv-unified", cache=kv)  # where both get the first two slots
-        asked = prompts(server, 2, 3500, first_word=attempt)
+        asked = prompts(server, 2, N_LONG, first_word=attempt)
         first, second = ask_at_once(server, asked[0], asked[1:])
         if second.timings["cache_match"] == "shared":
             break
@@ -301,7 +304,7 @@ def test_what_a_slot_still_holds_of_another_prompt_is_not_shared(serve: Serve, k
     server = serve(toy(kind), *FLAGS, *PAGES, "--kv-unified", cache=kv)
     words = server.tokens(TEXT)
     shared, left, asked = (words * 2)[:400], (words[5:] * 5)[:1600], (words[90:] * 4)[:1200]
-    fills_every_batch = (words[33:] * 20)[:3500]
+    fills_every_batch = (words[33:] * 20)[:2500]
     server.complete([*shared, *left], id_slot=1)
     with ThreadPoolExecutor(3) as clients:
         first = clients.submit(server.complete, fills_every_batch, id_slot=0)
