@@ -27,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from benchmarks import interrupt
 from benchmarks.alternation import in_turn, tell
 from benchmarks.crowd import Client, conversation
 from benchmarks.no_stall import Stream
@@ -219,6 +220,7 @@ def play(part: str, peers: Sequence[Server], rounds: int) -> None:
 
 
 def main() -> None:
+    interrupt.heed()  # a polite kill removes the folder, too
     home = find_home()
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from benchmarks import interrupt
 from benchmarks.alternation import in_turn, tell
 from benchmarks.peers import Server
 from benchmarks.text import words
@@ -26,6 +27,7 @@ from pyrun.models.default import ensure_default_model
 
 
 def main() -> None:
+    interrupt.heed()  # a polite kill removes the folder, too
     home = find_home()
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

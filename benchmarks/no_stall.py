@@ -23,6 +23,7 @@ from pathlib import Path
 
 import requests
 
+from benchmarks import interrupt
 from benchmarks.peers import Answer, Server
 from benchmarks.text import words
 from pyrun import console
@@ -102,6 +103,7 @@ def prompt_of(peer: Server, n_tokens: int) -> list[int]:
 
 
 def main() -> None:
+    interrupt.heed()  # a polite kill removes the folder, too
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file (default: the built-in model)")
     parser.add_argument("--tokens", type=int, default=5200)
