@@ -14,6 +14,7 @@ from pyrun.chat.chain import Link
 from pyrun.chat.mcp_servers import McpServers
 from pyrun.chat.plain import safe
 from pyrun.chat.prompt import choose, room
+from pyrun.chat.sessions import SessionGoneError
 from pyrun.chat.stats import Totals, totals
 from pyrun.chat.turn import Agent, View
 from pyrun.errors import UserError
@@ -81,14 +82,15 @@ class Chat:
 
     def turn(self, view: View) -> None:
         try:
-            self.agent.answer(view)
-            self.agent.look_ahead()
-        except KeyboardInterrupt:
-            self._stopped()
+            try:
+                self.agent.answer(view)
+                self.agent.look_ahead()
+            except KeyboardInterrupt:
+                self._stopped()
         except (ProviderError, UserError) as error:
             self._settle()
             self.complain(error)
-            if self.agent.session.last_role == "user":
+            if self.agent.session.last_role == "user" and not isinstance(error, SessionGoneError):
                 self.say("your message is kept; /retry asks again")
         except BaseException:
             self._settle()

@@ -21,6 +21,13 @@ TITLE_LENGTH = 70
 NO_RESULT = "The call was interrupted. Whether it was made is not known."
 
 
+class SessionGoneError(UserError):
+    """Nothing of this session is on the disk any more."""
+
+    def __init__(self) -> None:
+        super().__init__("this chat was forgotten or removed meanwhile", "leave it, and begin another")
+
+
 @dataclass(frozen=True)
 class Row:
     """A message, how many tokens it has, and what is known about it."""
@@ -191,7 +198,7 @@ class Sessions:
         return [str(json.loads(row[0])["content"]) for row in reversed(rows)]
 
     def ensure(self, session: Session) -> None:
-        """Raises UserError if it was forgotten."""
+        """Raises SessionGoneError if it was forgotten."""
         with self._writing(session):
             pass
 
@@ -202,7 +209,7 @@ class Sessions:
         with self.memory.writing() as database:
             same = (session.id, session.name)
             if database.execute("SELECT 1 FROM sessions WHERE id = ? AND name = ?", same).fetchone() is None:
-                raise UserError("this chat was forgotten or removed meanwhile", "leave it, and begin another")
+                raise SessionGoneError
             yield database
 
     def _messages(self, number: int) -> Iterator[Message]:

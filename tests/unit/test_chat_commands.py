@@ -22,6 +22,8 @@ from pyrun.chat.conversation import Chat
 from pyrun.chat.drawing import draw
 from pyrun.chat.plain import safe
 from pyrun.errors import UserError
+from pyrun.memory.recall import UserMemory
+from pyrun.providers.events import ProviderError
 from pyrun.providers.known import Provider
 
 
@@ -84,6 +86,35 @@ def test_sessions_branch_get_titles_are_found_and_continued(talk: Talk) -> None:
     assert talk.chat.agent.session.rows[0].message["content"] == "Be a pirate."
     assert talk.spoken[-1] == "Answer 1."
     assert "pirate" in talk.run("/system")
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_session_that_is_forgotten_during_an_answer_is_not_said_to_be_kept(talk: Talk, is_stopped: bool) -> None:
+    agent = talk.chat.agent
+
+    def forget() -> None:
+        UserMemory(agent.sessions.memory, "").forget_conversation(agent.session.name)
+        if is_stopped:
+            raise KeyboardInterrupt
+
+    agent.say("Three?")
+    talk.desk.view.on_text = forget
+    talk.chat.turn(talk.desk.view)
+    assert "forgotten or removed" in talk.out.getvalue()
+    assert "is kept" not in talk.out.getvalue()
+    assert agent.sessions.find() == []
+
+
+def test_a_message_without_an_answer_is_said_to_be_kept(talk: Talk) -> None:
+    def fail() -> None:
+        raise ProviderError("broken", "it went away")
+
+    talk.chat.agent.say("Three?")
+    talk.desk.view.on_text = fail
+    talk.chat.turn(talk.desk.view)
+    assert "it went away" in talk.out.getvalue()
+    assert "is kept" in talk.out.getvalue()
+    assert talk.spoken[-1] == "Three?"
 
 
 def test_files_are_attached_and_sessions_exported(talk: Talk, bench: Bench) -> None:
