@@ -220,7 +220,7 @@ def play(part: str, peers: Sequence[Server], rounds: int) -> None:
 
 
 def main() -> None:
-    interrupt.heed()  # a polite kill removes the folder, too
+    interrupt.heed()
     home = find_home()
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -27,7 +27,7 @@ from pyrun.models.default import ensure_default_model
 
 
 def main() -> None:
-    interrupt.heed()  # a polite kill removes the folder, too
+    interrupt.heed()
     home = find_home()
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

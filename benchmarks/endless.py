@@ -30,6 +30,7 @@ from typing import Any
 
 import openai
 
+from benchmarks import interrupt
 from benchmarks.peers import Server
 from benchmarks.text import words
 from pyrun import console
@@ -235,6 +236,7 @@ def wait_until_quiet(server: Server) -> int:
 
 
 def main() -> None:
+    interrupt.heed()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file (default: the built-in model)")
     parser.add_argument("--turns", type=int, default=60)

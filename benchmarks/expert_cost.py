@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from benchmarks import interrupt
 from benchmarks.peers import Server
 from benchmarks.text import words
 from pyrun import console
@@ -28,6 +29,7 @@ BLOCK = 5  # so many rounds are played between two starts
 
 
 def main() -> None:
+    interrupt.heed()
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a GGUF file of a mixture")

@@ -32,6 +32,7 @@ from pathlib import Path
 
 import requests
 
+from benchmarks import interrupt
 from benchmarks.peers import Server
 from benchmarks.text import tool_schemas, words
 from pyrun import console
@@ -258,6 +259,7 @@ def measure(router: str, model: Path, folder: Path, options: argparse.Namespace)
 
 
 def main() -> None:
+    interrupt.heed()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a GGUF file, such as a toy")
     parser.add_argument("--routers", default=",".join((*ROUTERS, ROUND_ROBIN)))

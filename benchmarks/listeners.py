@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 import requests
 
+from benchmarks import interrupt
 from benchmarks.plan_facts import Served
 from pyrun.home import find_home
 
@@ -92,6 +93,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def main() -> None:
+    interrupt.heed()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--server", type=Path, default=find_home().server_binary("cpu"))

@@ -19,6 +19,7 @@ import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+from benchmarks import interrupt
 from pyrun import console
 from pyrun.memory.intake import take_in
 from pyrun.memory.recall import UserMemory
@@ -80,6 +81,7 @@ def queries(n: int) -> list[tuple[str, str]]:
 
 
 def main() -> None:
+    interrupt.heed()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=300)
@@ -95,15 +97,17 @@ def main() -> None:
         beside = multiprocessing.Process(target=load, args=(folder, stop))
         beside.start()
         times: dict[str, list[tuple[float, float]]] = {}
-        for kind, text in queries(options.queries):
-            begin, begin_cpu = time.perf_counter(), time.process_time()
-            with Memory(folder) as memory:
-                take_in(memory)
-                UserMemory(memory, "").search(text)
-            seconds = (time.perf_counter() - begin, time.process_time() - begin_cpu)
-            times.setdefault(kind, []).append((seconds[0] * 1000, seconds[1] * 1000))
-        stop.set()
-        beside.join()
+        try:
+            for kind, text in queries(options.queries):
+                begin, begin_cpu = time.perf_counter(), time.process_time()
+                with Memory(folder) as memory:
+                    take_in(memory)
+                    UserMemory(memory, "").search(text)
+                seconds = (time.perf_counter() - begin, time.process_time() - begin_cpu)
+                times.setdefault(kind, []).append((seconds[0] * 1000, seconds[1] * 1000))
+        finally:
+            stop.set()
+            beside.join()
     everything = [one for kind in times.values() for one in kind]
     for kind, values in (*times.items(), ("all", everything)):
         waited, worked = zip(*values, strict=True)

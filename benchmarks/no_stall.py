@@ -103,7 +103,7 @@ def prompt_of(peer: Server, n_tokens: int) -> list[int]:
 
 
 def main() -> None:
-    interrupt.heed()  # a polite kill removes the folder, too
+    interrupt.heed()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, help="a GGUF file (default: the built-in model)")
     parser.add_argument("--tokens", type=int, default=5200)

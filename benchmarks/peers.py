@@ -260,6 +260,8 @@ class Server(_Client):
         return (*(() if self.settles else AT_ONCE), READ_AHEAD, "on" if self.reads_ahead else "off")
 
     def start(self) -> None:
+        if not self.model.is_file():
+            raise PeerError(f"there is no model {self.model}", "the command takes the path of a GGUF file")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.log.open("ab") as log:

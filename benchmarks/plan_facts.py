@@ -21,6 +21,7 @@ from typing import Any
 
 import requests
 
+from benchmarks import interrupt
 from pyrun.home import find_home
 from pyrun.server.supervisor import end_with_parent
 from toys.corpus import TEXT
@@ -84,6 +85,7 @@ class Served:
 
 
 def main() -> None:
+    interrupt.heed()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--server", type=Path, default=find_home().server_binary("cpu"))
