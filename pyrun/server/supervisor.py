@@ -80,6 +80,7 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._crashes: list[float] = []
         self._was_ready = False
+        self._failed_starts = 0  # in a row
         self._follower: Follower | None = None
         self._next_look = 0.0
 
@@ -149,6 +150,7 @@ class Supervisor:
                 f"cannot start {self._watched.command[0]}: {error.strerror or error}",
                 "`llama-run build` builds it anew",
             ) from error
+        self._failed_starts += 1  # until it is ready
         self._listener(State.STARTING, f"pid {self._process.pid}")
 
     def _watch(self) -> int | None:
@@ -163,6 +165,7 @@ class Supervisor:
                 return None
             if not ready and self._is_healthy():
                 ready = self._was_ready = True
+                self._failed_starts = 0
                 self._listener(State.READY, f"pid {self._process.pid}")
             if time.monotonic() >= self._next_look:
                 self._look_into_log()
@@ -199,12 +202,12 @@ class Supervisor:
             )
         now = time.monotonic()
         self._crashes.append(now)
-        decision = after_crash(self._crashes, now)
+        decision = after_crash(self._crashes, now, self._failed_starts if code != LOST_WORKER else 0)
         if isinstance(decision, GiveUp):
+            memory = "the system ends so what fills its memory: a smaller model or --ctx takes less; "
             raise UserError(
-                f"{self._watched.name} crashed {decision.crashes} times in a minute, at last {reason}:\n"
-                f"{self._log_tail()}",
-                f"the full log is {self._watched.log}",
+                f"{self._watched.name} {decision.why}, at last {reason}:\n{self._log_tail()}",
+                f"{memory if code == -signal.SIGKILL else ''}the full log is {self._watched.log}",
             )
         self._listener(State.BACKOFF, f"{reason}; starting again in {decision.delay:g} s")
         self._pause(decision.delay)

@@ -271,11 +271,34 @@ def test_server_is_started_when_nothing_is_missing(tmp_path: Path, monkeypatch: 
 
 def test_crashing_server_is_not_restarted_for_ever(run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart, "FIRST_DELAY", 0.05)
-    one = run("--crash-after", "0.1")
+    one = run("--crash-after", "0.8")  # it is ready by then
     one.thread.join(120)
     assert one.error is not None and "crashed 5 times in a minute, at last killed by SIGSEGV" in one.error.message
     assert "fake: listening" in one.error.message, "the end of the log is shown"
     assert len(one.pids()) == restart.MAX_CRASHES
+
+
+def test_server_that_dies_while_it_loads_is_not_started_for_ever(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a model does not fit: loading takes longer than five crashes may be apart."""
+    monkeypatch.setattr(restart, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(restart, "WINDOW_SECONDS", 0.01)
+    one = run("--load-seconds", "60", "--crash-after", "0.1")
+    one.thread.join(60)
+    assert one.error is not None and "crashed 3 times before it was ready, at last killed by" in one.error.message
+    assert len(one.pids()) == restart.MAX_FAILED_STARTS
+
+
+def test_a_start_that_succeeds_makes_good_for_those_before(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(restart, "WINDOW_SECONDS", 0.01)
+    one = run("--crash-after", "0.8")
+    one.wait_for(State.READY, restart.MAX_FAILED_STARTS + 1)
+    one.stop()
+    assert one.error is None
 
 
 def test_server_that_refuses_its_model_is_not_started_again(run: Callable[..., Run]) -> None:
@@ -366,7 +389,7 @@ def test_killed_launcher_takes_its_server_along(tmp_path: Path) -> None:
         ([10.0], 10.0, restart.Restart(0.5)),
         ([10.0, 12.0], 12.0, restart.Restart(1.0)),
         ([1.0, 2.0, 3.0, 4.0], 4.0, restart.Restart(4.0)),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 5.0, restart.GiveUp(5)),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], 5.0, restart.GiveUp("crashed 5 times in a minute")),
         ([1.0, 2.0, 3.0, 4.0, 70.0], 70.0, restart.Restart(0.5)),  # old crashes are forgiven
     ],
 )
