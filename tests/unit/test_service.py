@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -106,6 +107,48 @@ def test_one_server_for_each_port_found_again_and_stopped(tmp_path: Path) -> Non
     finally:
         background.stop(logs, started)
     assert not is_running(started.pid) and background.find_all(logs) == []
+
+
+def test_clock_may_be_set_while_a_server_runs(tmp_path: Path) -> None:
+    """The time that a process began is told by a clock that was wrong then, or is now."""
+    started = background.start(ASLEEP, tmp_path, 21153, "http://127.0.0.1:21153")
+    file = tmp_path / "started-21153.json"
+    content = json.loads(file.read_text())
+    try:
+        file.write_text(json.dumps(content | {"began": started.began - 3600}))
+        found = background.find(tmp_path, 21153)
+        assert found is not None and found.pid == started.pid
+        file.write_text(json.dumps(content | {"mark": "another start of the machine 12"}))
+        assert background.find(tmp_path, 21153) is None
+    finally:
+        file.write_text(json.dumps(content))
+        background.stop(tmp_path, started)
+
+
+def test_of_two_starts_at_once_one_finds_the_others_server(tmp_path: Path) -> None:
+    def begin(_: int) -> background.Started | UserError:
+        try:
+            return background.start(ASLEEP, tmp_path, 21154, "http://127.0.0.1:21154")
+        except UserError as error:
+            return error
+
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(begin, range(8)))
+    [started] = [one for one in outcomes if isinstance(one, background.Started)]
+    assert background.find(tmp_path, 21154) == started
+    background.stop(tmp_path, started)
+
+
+def test_stopping_forgets_no_server_that_was_started_meanwhile(tmp_path: Path) -> None:
+    first = background.start(ASLEEP, tmp_path, 21155, "http://127.0.0.1:21155")
+    psutil.Process(first.pid).terminate()
+    wait_until(lambda: first.process() is None, 20, "it has ended")
+    second = background.start(ASLEEP, tmp_path, 21155, "http://127.0.0.1:21155")
+    try:
+        background.stop(tmp_path, first)  # it was waiting for the first one to end
+        assert background.find(tmp_path, 21155) == second
+    finally:
+        background.stop(tmp_path, second)
 
 
 def test_server_that_was_killed_is_not_found(tmp_path: Path) -> None:
