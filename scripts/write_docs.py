@@ -24,7 +24,8 @@ it comes from.
 
 - A setting that there is none of is an error, with the name that may be meant.
 - A path counts from the folder of the file; `~` is your home.
-- `arguments` of `[server]` and of the model come before what you type behind `--`, so that the latter wins.
+- `arguments` of `[server]` and of the model come before what you type behind `--`, so that the latter wins; a flag of
+  ours that you type takes the place of its like in them.
 - `[tools]`, `[providers.NAME]` and `limit` of `[memory]`: [tools.md](tools.md#settings).
 """
 

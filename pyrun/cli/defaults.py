@@ -7,7 +7,7 @@ their own, and so has each model.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from pyrun.errors import UserError
+from pyrun.server.words import grouped, spelled
 from pyrun.settings import check_names, path_of, table_of, tables_of_models, take, words_of
 
 # Of the flags of llama-run itself, these are settings; the others say what to do now.
@@ -55,6 +56,21 @@ VARIABLES = {
     "cache-ssd": "LLAMA_ARG_CACHE_SSD",
     "no-cache-ssd": "LLAMA_ARG_CACHE_SSD",
     "cache-ssd-shared": "LLAMA_ARG_CACHE_SSD_SHARED",
+    "context-overflow": "LLAMA_ARG_CONTEXT_OVERFLOW",
+    "warm": "LLAMA_ARG_CACHE_SSD_WARM",
+    "workers": "LLAMA_ARG_RPC",
+}
+# What a flag of ours is for llama-server: words of the file that say it otherwise give way to one that is typed.
+OVERRULED = {
+    "--host": ("--host",),
+    "--port": ("--port",),
+    "--ctx": ("--ctx-size", "-c"),
+    "--cache-ssd": ("--cache-ssd",),
+    "--no-cache-ssd": ("--cache-ssd",),
+    "--cache-ssd-shared": ("--cache-ssd-shared",),
+    "--context-overflow": ("--context-overflow",),
+    "--warm": ("--cache-ssd-warm",),
+    "--workers": ("--rpc",),
 }
 
 
@@ -140,6 +156,12 @@ def server_model(settings: dict[str, Any], path: Path) -> str | None:
 
 def server_words(settings: dict[str, Any], path: Path) -> list[str]:
     return words_of(table_of(settings, "server", path), f"{path}: [server]")
+
+
+def not_overruled(words: Sequence[str], typed: Collection[str]) -> list[str]:
+    """What of the file's words for llama-server is left beside the flags that were typed."""
+    gone = {flag for one in typed for flag in OVERRULED.get(one, ())}
+    return [word for group in grouped(words) if spelled(group[0]) not in gone for word in group]
 
 
 def warm_file(settings: dict[str, Any], path: Path, wanted: str) -> Path:

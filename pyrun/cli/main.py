@@ -322,7 +322,7 @@ def cli(
 
         run_download(find_home(), download, quant, mmproj)
     elif served is not None:
-        from pyrun.cli.defaults import server_model, server_words
+        from pyrun.cli.defaults import not_overruled, server_model, server_words
         from pyrun.cli.model_settings import with_model_settings
         from pyrun.cli.server import ServerOptions, run_server
         from pyrun.models.find import names_in
@@ -330,7 +330,7 @@ def cli(
 
         if "--cache-ssd" in given and "--no-cache-ssd" in given:
             raise click.UsageError("--cache-ssd and --no-cache-ssd do not go together")
-        words = server_words(extra.settings, extra.file)
+        words = not_overruled(server_words(extra.settings, extra.file), given)
         options = ServerOptions(
             model=served.model or server_model(extra.settings, extra.file),
             backend=backend,

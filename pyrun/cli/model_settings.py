@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pyrun.cli.defaults import model_defaults, warm_file
+from pyrun.cli.defaults import model_defaults, not_overruled, warm_file
 from pyrun.cli.server import ServerOptions
 
 WARM_FLAG = "--cache-ssd-warm"  # llama-server's own
@@ -48,6 +48,7 @@ def with_model_settings(
     if "noauto" in values and "noauto" not in typed:
         changes["auto"] = not values["noauto"]
     at = options.n_set  # what is typed behind `--` stays last
+    words = not_overruled(words, given)
     chosen = replace(options, **changes, extra=(*options.extra[:at], *words, *options.extra[at:]))
     if chosen.warm is None:
         return chosen

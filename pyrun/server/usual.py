@@ -69,7 +69,7 @@ def _words(model: str | None, everything: bool, flags: list[str]) -> list[str]:
     free = [name for name, variable in SETTINGS.items() if not os.environ.get(variable)]
     own = [word for table in tables.values() for word in _pairs({name: table.get(name) for name in free})]
     behind = [word for name, table in tables.items() for word in words_of(table, f"{file}: {name}")]
-    return [*own, *flags, *behind]
+    return [*own, *behind, *flags]
 
 
 def _pairs(values: Mapping[str, object]) -> list[str]:

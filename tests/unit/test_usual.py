@@ -77,6 +77,11 @@ def test_the_server_is_looked_for_where_it_would_be_started(
     assert (address.url, found) == (url, key)
 
 
+def test_what_is_typed_counts_more_than_the_arguments_of_the_settings(clone: Path) -> None:
+    (clone / "llama-run.toml").write_text("[server]\nport = 7\narguments = ['--port', '8', '--host', '::1']\n")
+    assert usual_server(port=9)[0].url == "http://[::1]:9"
+
+
 def test_a_key_of_the_settings_is_for_no_other_server(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (clone / "llama-run.toml").write_text("[server]\narguments = ['--api-key', 'k']")
     assert find_server(None) == ("http://127.0.0.1:9090", "k")
