@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import tomlkit
 from click.testing import CliRunner
 from fakes.dialects import DIALECTS, Reply
 from fakes.model_server import ModelServer, model_server
@@ -203,6 +204,55 @@ def test_settings_are_changed_without_losing_what_a_person_wrote(tmp_path: Path)
     assert remove_provider(settings, "claude")
     assert not remove_provider(settings, "claude")
     assert load_providers(settings, {}) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'providers.big = { kind = "openai", model = "b" }\nserver.port = 8000\nserver.no-cache-ssd = true\n',
+        'providers.big.model = "b"\nserver.port = 8000\nproviders.big.kind = "openai"\n',
+        'providers = { big = { kind = "openai", model = "b" } }\n[server]\nport = 8000\n',
+        '[providers.big]\nkind = "openai"\nmodel = "b"\n[server]\nport = 8000\n[providers.small]\nmodel = "s"\n',
+        '[providers]\r\nbig = { kind = "openai", model = "b" } # mine\r\n[server]\r\nport = 8000\r\n',
+    ],
+)
+def test_whatever_the_layout_a_change_changes_what_was_meant_or_nothing(tmp_path: Path, text: str) -> None:
+    settings = tmp_path / "llama-run.toml"
+
+    def after(change: Callable[[], object]) -> dict[str, Any]:
+        settings.write_bytes(text.encode())
+        try:
+            change()
+        except UserError as error:
+            assert "by hand" in (error.hint or "")
+            assert settings.read_bytes() == text.encode()
+            return {}
+        return tomlkit.parse(settings.read_text()).unwrap()
+
+    before = tomlkit.parse(text).unwrap()
+    third = {"kind": "openai", "model": "t"}
+    put = after(lambda: put_provider(settings, "third", third))
+    assert put in ({}, before | {"providers": before["providers"] | {"third": third}})
+    changed = after(lambda: put_provider(settings, "big", {"model": "c"}))
+    big = before["providers"]["big"] | {"model": "c"}
+    assert changed in ({}, before | {"providers": before["providers"] | {"big": big}})
+    removed = after(lambda: remove_provider(settings, "big"))
+    assert "big" not in removed.get("providers", {})
+    assert removed in ({},) or removed["server"] == before["server"]
+    ruled = after(lambda: add_rule(settings, "read_file"))
+    assert ruled in ({}, before | {"tools": {"allow": ["read_file"]}})
+
+
+def test_a_usual_file_is_changed_wherever_its_tables_stand(tmp_path: Path) -> None:
+    settings = tmp_path / "llama-run.toml"
+    text = '# mine\n[providers.big]\nmodel = "b"\n[server]\nport = 8000 # why\n[providers.small]\nmodel = "s"\n'
+    settings.write_text(text, newline="\r\n")
+    put_provider(settings, "third", {"model": "t"})
+    assert remove_provider(settings, "big")
+    known = tomlkit.parse(settings.read_text()).unwrap()
+    assert known == {"server": {"port": 8000}, "providers": {"small": {"model": "s"}, "third": {"model": "t"}}}
+    assert b"# mine\r\n" in settings.read_bytes() and b"8000 # why\r\n" in settings.read_bytes()
+    assert settings.read_bytes().count(b"\n") == settings.read_bytes().count(b"\r\n")
 
 
 def test_providers_are_added_listed_tested_and_removed_and_no_key_is_shown(home: Path) -> None:
