@@ -168,10 +168,13 @@ class FilePlace:
         return head
 
     def _read(self, offset: int) -> Iterator[bytes]:
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            while chunk := file.read(FIRST_BODY_BYTES):
-                yield chunk
+        try:
+            with self.path.open("rb") as file:
+                file.seek(offset)
+                while chunk := file.read(FIRST_BODY_BYTES):
+                    yield chunk
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be read: {error.strerror or error}") from error
 
     def chunks(self, head: Head, offset: int) -> Iterator[bytes]:
         return self._read(offset)
@@ -186,20 +189,32 @@ class FilePlace:
             return Wanted(head.size, is_complete=True)
         if _begins_with(self._part, head.data) and (size := self._part.stat().st_size) < head.size:
             return Wanted(size)
-        self._part.unlink(missing_ok=True)
+        with _writing(self._part):
+            self._part.unlink(missing_ok=True)
         return self.put(head, 0, head.data)
 
     def put(self, head: Head, offset: int, body: bytes) -> Wanted:
-        file = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(file, "ab") as part:
-            part.truncate(offset)
-            part.write(body)
-            part.flush()
-            os.fsync(part.fileno())
         end = offset + len(body)
-        if end >= head.size:
-            self._part.replace(self.path)
+        with _writing(self._part):
+            file = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(file, "ab") as part:
+                part.truncate(offset)
+                part.write(body)
+                part.flush()
+                os.fsync(part.fileno())
+            if end >= head.size:
+                self._part.replace(self.path)
         return Wanted(end, is_complete=end >= head.size)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """A stick may be full, or have a file system that ends at 4 GiB."""
+    try:
+        yield
+    except OSError as error:
+        hint = "give the command again when there is room: what has arrived is not sent again"
+        raise UserError(f"cannot write {path}: {error.strerror or error}", hint) from error
 
 
 def _begins_with(path: Path, data: bytes) -> bool:
@@ -324,7 +339,8 @@ def place_of(
     folder = Path(place).expanduser()
     end = (f"-{_kernels.user_key(user).hex()}" if user else "") + SUFFIX
     if make:
-        folder.mkdir(parents=True, exist_ok=True)
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         return FilePlace(folder / (wanted + end))
     stored = [file.name.removesuffix(end) for file in folder.glob(f"*{end}") if len(file.name) == 16 + len(end)]
     name = whole_hash(wanted, stored)

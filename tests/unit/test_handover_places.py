@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import struct
 import threading
 from collections.abc import Iterator
@@ -190,6 +191,24 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path) -> None:
     file.write_bytes(stream()[:-1])
     with pytest.raises(UserError, match="299,999 bytes and should have 300,000"):
         FilePlace(file).head()
+
+
+def test_a_place_that_cannot_be_written_is_told_and_gone_on_with_later(tmp_path: Path) -> None:
+    """As a stick with FAT32 says it, or a full one."""
+    place = FilePlace(tmp_path / "x.state")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    source = Flaky(stream(), SIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limit[1]))
+    try:
+        with pytest.raises(UserError, match="cannot write .*x.state.part: File too large"):
+            hand_over(source, place, quiet, source.pause)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    hand_over(source, place, quiet, source.pause)
+    assert place.path.read_bytes() == stream()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write .*file"):
+        place_of(str(tmp_path / "file" / "x"), "0123456789abcdef", "", None, make=True)
 
 
 def test_addresses_and_folders_are_told_apart(tmp_path: Path) -> None:
