@@ -77,6 +77,11 @@ class Home:
         return self.root / "keys.json"
 
     @property
+    def mcp_servers(self) -> Path:
+        """It says which MCP servers a chat starts, and may hold their keys."""
+        return self.root / "mcp.json"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

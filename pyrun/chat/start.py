@@ -51,7 +51,13 @@ class Wishes:
 @contextmanager
 def chat(home: Home, wishes: Wishes, console: Console) -> Iterator[Chat]:
     setup = load_setup(
-        home, os.environ, root=wishes.root, user=wishes.user, allow=wishes.allow, commands=wishes.commands
+        home,
+        os.environ,
+        root=wishes.root,
+        user=wishes.user,
+        allow=wishes.allow,
+        commands=wishes.commands,
+        protect=[wishes.mcp] if wishes.mcp else [],
     )
     known = [provider for provider in setup.providers if provider.name != LOCAL]
     system = _read_system(wishes.system)
@@ -107,7 +113,7 @@ def _servers(home: Home, wishes: Wishes, setup: Setup) -> dict[str, Known]:
     """Only files that the person owns say what is started: one that lies in a folder of work may be anybody's."""
     if wishes.mcp is not None and not wishes.mcp.is_file():
         raise UserError(f"there is no file {wishes.mcp}", "--mcp wants a file with mcpServers")
-    return {**setup.include, **read_mcp_json(wishes.mcp or home.root / "mcp.json")}
+    return {**setup.include, **read_mcp_json(wishes.mcp or home.mcp_servers)}
 
 
 def _session(sessions: Sessions, wishes: Wishes, toolset: Toolset) -> Session:

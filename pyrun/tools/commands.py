@@ -42,12 +42,11 @@ class CommandTool:
                 ("command",),
                 changes=True,
                 subject="command",
+                settle=_settled,
             )
         ]
 
     def execute(self, call: Call) -> str:
-        if "\0" in call.text("command"):
-            raise ToolError("a command has no NUL in it")
         output = Output()
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(KEEPER), call.text("command").encode("utf-8", "replace")],
@@ -63,6 +62,15 @@ class CommandTool:
         finally:
             _end(process)
         return f"[{why or f'exit code {process.returncode}'}]\n{output.text()}"
+
+
+def _settled(command: str) -> str:
+    """The command, if there is something to run."""
+    if not command.strip():
+        raise ToolError("the command is empty")
+    if "\0" in command:
+        raise ToolError("a command has no NUL in it")
+    return command
 
 
 class Output:
@@ -82,8 +90,9 @@ class Output:
 
     def text(self) -> str:
         cut = self.n_bytes - len(self._head) - len(self._tail)
-        middle = f"\n[cut: {cut:,} bytes]\n" if cut else ""
-        return self._head.decode("utf-8", "replace") + middle + self._tail.decode("utf-8", "replace")
+        if not cut:  # a character may have begun in one of them and ended in the other
+            return (self._head + self._tail).decode("utf-8", "replace")
+        return f"{self._head.decode('utf-8', 'replace')}\n[cut: {cut:,} bytes]\n{self._tail.decode('utf-8', 'replace')}"
 
 
 def harmless(environment: Mapping[str, str]) -> dict[str, str]:

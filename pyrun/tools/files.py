@@ -8,6 +8,7 @@ import itertools
 import os
 import secrets
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -23,6 +24,8 @@ MAX_SECONDS = 30.0
 MAX_DEPTH = 64
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # the file is there and may be read, but we cannot
 SKIPPED = (".git", ".hg", ".venv", "node_modules", "__pycache__")
+# Calls of one round run beside one another: of two edits of one file, the second must read what the first has written.
+CHANGING = threading.Lock()
 
 
 class FileTools:
@@ -123,22 +126,26 @@ class FileTools:
 
     def write_file(self, call: Call) -> str:
         content = call.text("content")
-        self._write(call.text("path"), content)
+        with CHANGING:
+            self._write(call.text("path"), content)
         return f"{call.text('path')} is written: {len(content.encode('utf-8', 'replace')):,} bytes"
 
     def edit_file(self, call: Call) -> str:
         path, old = call.text("path"), call.text("old")
-        content = self._read(path)
-        found = content.count(old) if old else 0
-        if found != 1:
-            raise ToolError(f"the old piece is in {path} {found} times, not once; give a longer one as it stands there")
-        self._write(path, content.replace(old, call.text("new")))
+        with CHANGING:
+            content = self._read(path)
+            found = content.count(old) if old else 0
+            if found != 1:
+                raise ToolError(
+                    f"the old piece is in {path} {found} times, not once; give a longer one as it stands there"
+                )
+            self._write(path, content.replace(old, call.text("new")))
         return f"{path} is changed"
 
     def delete_file(self, call: Call) -> str:
         path = call.text("path")
         folder, _, name = path.rpartition("/")
-        with self.root.opened_folder(folder or ".", links=False) as handle:
+        with CHANGING, self.root.opened_folder(folder or ".", links=False) as handle:
             self.root.checked(Place(handle, name, path))
             if stat.S_ISDIR(os.stat(name, dir_fd=handle, follow_symlinks=False).st_mode):
                 raise ToolError(f"{path} is a folder; only files are deleted")

@@ -6,6 +6,7 @@ with * for any text. `address:IP[/BITS][:PORT]` is a rule of another kind: it op
 
 from __future__ import annotations
 
+import glob
 import ipaddress
 import re
 from collections.abc import Sequence
@@ -39,7 +40,8 @@ class Rules:
 
 
 def _matches(tool: str, subject: str, pattern: str) -> bool:
-    if tool == "execute_command" and pattern not in ("*", subject) and SHELL_SIGNS.search(subject):
+    just_that = (subject, glob.escape(subject))  # as a person writes it, and as a consent is kept
+    if tool == "execute_command" and pattern not in ("*", *just_that) and SHELL_SIGNS.search(subject):
         return False  # `git *` is not meant to allow `git status; rm -r .`
     return fnmatchcase(subject, pattern)
 

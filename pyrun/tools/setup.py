@@ -52,7 +52,7 @@ def load_setup(
     commands: bool = False,
     protect: Sequence[Path] = (),
 ) -> Setup:
-    """Flags count more than the file; rules of both count. `protect` is what a running server keeps things in."""
+    """Flags count more than the file; rules of both count. `protect` is what else is kept from the tools."""
     where = f"{home.settings}: [tools]"
     table = read_table(home.settings, "tools")
     check_names(table, KNOWN, where)
@@ -79,6 +79,7 @@ def load_setup(
             home.logs,
             home.settings,
             home.keys,
+            home.mcp_servers,
         ),
     )
 

@@ -116,6 +116,19 @@ def test_nobody_can_be_asked_so_what_changes_something_is_refused_unless_a_rule_
         assert (tmp_path / "a.txt").read_text() == "x"
 
 
+def test_the_file_that_names_mcp_servers_is_out_of_reach_of_the_tools(tmp_path: Path, chat: Chat) -> None:
+    def script(body: dict[str, object]) -> Reply:
+        messages: list[dict[str, str]] = body["messages"]  # type: ignore[assignment]
+        last = messages[-1]
+        return Reply([last["content"]]) if last["role"] == "tool" else Reply(calls=[("c", "read_file", {"path": "a"})])
+
+    (tmp_path / "a").write_text('{"mcpServers": {}}')
+    with model_server(script) as server:
+        words = ("--tools", "files", "--once", "Read.")
+        assert "mcpServers" in chat(server, *words).stdout
+        assert "llama-run's own" in chat(server, "--mcp", "a", *words).stdout
+
+
 def test_the_first_words_come_with_the_first_token_ctrl_c_ends_it_and_ps_shows_no_key(tmp_path: Path) -> None:
     with model_server(lambda body: Reply(["word "] * 10_000, pause=0.05)) as server:
         command = [sys.executable, "-m", "pyrun", "chat", "--provider", "cloud", "--once", "Talk."]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -38,6 +39,7 @@ from pyrun.providers.known import Provider, load_providers
 from pyrun.server.address import Address
 from pyrun.tools import audit
 from pyrun.tools.audit import Audit
+from pyrun.tools.files import FileTools
 from pyrun.tools.http import HttpTools
 from pyrun.tools.mcp_config import check_local, tool_server
 from pyrun.tools.rules import read_rules
@@ -101,6 +103,31 @@ def test_files_are_written_read_edited_found_and_deleted(bench: Bench) -> None:
     assert "no such file" in refusal(box, "delete_file", path="src/none").lower()
 
 
+def test_edits_of_one_file_at_the_same_time_are_all_in_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    (bench.work / "both.txt").write_text("one two")
+    have_read = threading.Barrier(2)
+    read = FileTools._read
+
+    def slowly(tools: FileTools, path: str) -> str:
+        content = read(tools, path)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            have_read.wait(1)  # until the other one has read as well, if it can
+        return content
+
+    monkeypatch.setattr(FileTools, "_read", slowly)
+    boxes = bench.box(), bench.box()  # a program may have several
+    words = zip(boxes, ("one", "two"), strict=True)
+    threads = [
+        threading.Thread(target=call, args=(box, "edit_file"), kwargs={"path": "both.txt", "old": old, "new": old * 2})
+        for box, old in words
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (bench.work / "both.txt").read_text() == "oneone twotwo"
+
+
 def test_a_written_file_keeps_its_mode(bench: Bench) -> None:
     script = bench.work / "script.sh"
     script.write_text("#!/bin/sh\n")
@@ -116,6 +143,18 @@ def test_a_command_tells_its_code_and_output(bench: Bench) -> None:
     assert call(box, "execute_command", command="kill -9 $$") == "[exit code 137]\n"
     assert call(box, "execute_command", command="exit 200") == "[exit code 200]\n"
     assert "not found" in call(box, "execute_command", command="no-such-program")
+
+
+@pytest.mark.parametrize("command", ["", " \n\t", "a\0b"])
+def test_a_command_that_runs_nothing_is_refused_before_anybody_is_asked(command: str, bench: Bench) -> None:
+    with pytest.raises(ToolError, match="is empty|no NUL"):
+        bench.box().prepare("execute_command", {"command": command})
+
+
+def test_a_character_in_the_middle_of_the_output_stays_whole(bench: Bench) -> None:
+    written = "x" + "я" * 40_000
+    (bench.work / "long.txt").write_text(written, encoding="utf-8")
+    assert call(bench.box(), "execute_command", command="cat long.txt") == f"[exit code 0]\n{written}"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="what a killed keeper leaves behind is found in /proc")
@@ -339,6 +378,8 @@ def test_nasty_queries_are_searched_for_by_the_tool(bench: Bench) -> None:
         (["execute_command:git *"], "execute_command", "git $(rm -r .)", False),
         (["execute_command:git *"], "execute_command", "git status\nrm -r .", False),
         (["execute_command:make | tail"], "execute_command", "make | tail", True),
+        (["execute_command:ls [*].txt | wc -l"], "execute_command", "ls *.txt | wc -l", True),
+        (["execute_command:ls [*].txt | wc -l"], "execute_command", "ls a.txt | wc -l", False),
         (["execute_command"], "execute_command", "make | tail", True),
         (["http_post:https://api.example.org/*"], "http_post", "https://api.example.org.evil.com/", False),
     ],
@@ -633,6 +674,15 @@ def test_what_left_chats_and_the_usual_memory_are_out_of_reach_as_well(tmp_path:
     named = {Path(name) for name in ("/one", "/two", "/three", "/four", "/five")}
     assert named | {home.memory, tmp_path / "other"} <= set(setup.protected)
     assert Path.cwd() not in setup.protected, "an empty variable names no folder"
+
+
+def test_files_that_have_keys_or_say_what_is_started_are_out_of_reach(tmp_path: Path) -> None:
+    home = home_with(tmp_path, "")
+    home.mcp_servers.write_text('{"mcpServers": {"a": {"url": "http://x", "headers": {"Authorization": "ghp"}}}}')
+    box = Toolbox(load_setup(home, {}, root=tmp_path, allow=["write_file"]))
+    for path in (home.settings, home.keys, home.mcp_servers):
+        assert "llama-run's own" in refusal(box, "read_file", path=path.name)
+        assert "llama-run's own" in refusal(box, "write_file", path=path.name, content="{}")
 
 
 @pytest.mark.parametrize("which", ["one", "--all"])
