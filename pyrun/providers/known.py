@@ -107,13 +107,21 @@ def _provider(
         base_url,
         protocol,
         model,
-        (environment.get(key_env) if key_env else None) or stored.get(name),
+        _key(environment.get(key_env, "") if key_env else "", stored.get(name, ""), where),
         take(entry, "description", str, where, ""),
         kind,
         take(entry, "context", int, where, usual.context if kind else None),
         _prices(entry, where),
         _amount(entry, "max_cost", where),
     )
+
+
+def _key(told: str, stored: str, where: str) -> str | None:
+    """A variable that was read from a file may have its line end at its end."""
+    key = told.strip() or stored.strip()
+    if not (key.isascii() and key.isprintable()):  # a package that refuses to send one would show it
+        raise UserError(f"{where}: its key has characters that no header may have", "a line break, perhaps?")
+    return key or None
 
 
 def _prices(entry: dict[str, Any], where: str) -> Prices | None:

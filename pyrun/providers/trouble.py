@@ -24,6 +24,19 @@ TOO_LONG = (
     "prompt is too long",
     "exceeds the maximum number of tokens",
 )
+# Of an error that comes in the middle of Anthropic's stream, whose own status is 200 by then.
+STATUS_OF = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "billing_error": 402,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
 QUOTA = ("insufficient_quota", "credit balance", "billing")
 
 
@@ -39,8 +52,10 @@ def explained(provider: Provider, package: Any) -> Iterator[None]:
     except httpx2.HTTPError as error:  # anthropic lets those of a stream pass
         raise _error(provider, events.CUT, f"the connection broke: {error}") from None
     except package.APIStatusError as error:
-        kind = kind_of(error.status_code, _body(error))
-        raise _error(provider, kind, f"{error.status_code}: {_told(error)}", error.response.headers) from None
+        status = error.status_code
+        told = _told(error) if status == 200 else f"{status}: {_told(error)}"
+        kind = kind_of(_code(error) if status == 200 else status, _body(error))
+        raise _error(provider, kind, told, error.response.headers) from None
     except package.APIError as error:  # it came in the middle of a stream
         raise _error(provider, kind_of(_code(error), _body(error)), _told(error)) from None
     except (ValueError, TypeError, AttributeError, LookupError) as error:
@@ -76,10 +91,13 @@ def _body(error: Any) -> str:
 
 
 def _code(error: Any) -> int:
-    """Errors within a stream have their code, if any, in the body."""
+    """Errors within a stream have their code, if any, in the body; Anthropic's have a type that stands for one."""
     body = getattr(error, "body", None)
-    code = body.get("code") if isinstance(body, dict) else None
-    return code if isinstance(code, int) else 500
+    inner = body.get("error", body) if isinstance(body, dict) else None
+    code = inner.get("code") if isinstance(inner, dict) else None
+    if isinstance(code, int):
+        return code
+    return STATUS_OF.get(str(inner.get("type")), 500) if isinstance(inner, dict) else 500
 
 
 def _told(error: Any) -> str:
@@ -90,12 +108,16 @@ def _told(error: Any) -> str:
 
 
 def _error(provider: Provider, kind: str, told: str, headers: Mapping[str, str] | None = None) -> ProviderError:
-    words = without_key(provider, f"{provider.name} ({provider.base_url}): {told}"[:MAX_TOLD])
-    return ProviderError(kind, words, _retry_after(headers or {}))
+    words = without_key(provider, f"{provider.name} ({provider.base_url}): {told}")
+    # The cut comes last: through the middle of a key, it would leave a beginning that nothing takes out.
+    return ProviderError(kind, words[:MAX_TOLD], _retry_after(headers or {}))
 
 
 def without_key(provider: Provider, text: str) -> str:
-    return text.replace(provider.key, "***") if provider.key else text
+    """Nor as Python writes it, which is how a package quotes one that it refuses to send."""
+    if not provider.key:
+        return text
+    return text.replace(provider.key, "***").replace(repr(provider.key)[1:-1], "***")
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import tomlkit
 from click.testing import CliRunner
-from fakes.dialects import DIALECTS, Reply
+from fakes.dialects import ANTHROPIC, DIALECTS, Reply
 from fakes.model_server import ModelServer, model_server
 from helpers import wait_until
 
@@ -128,6 +129,39 @@ def test_every_trouble_has_its_kind_and_no_key(service: str, reply: Reply, kind:
     assert error.retry_after == (7.0 if reply.retry_after else None)
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (401, events.REFUSED),
+        (404, events.WRONG),
+        (429, events.OVER_LIMIT),
+        (500, events.OVERLOADED),
+        (529, events.OVERLOADED),
+    ],
+)
+def test_an_error_in_the_middle_of_anthropics_stream_has_the_kind_of_its_type(
+    status: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialect = replace(ANTHROPIC, error_event=lambda text: ANTHROPIC.error(status, "It broke."))
+    monkeypatch.setattr("fakes.model_server.ANTHROPIC", dialect)
+    with model_server(lambda _: Reply(["half ", "an ", "answer"], error_event=True), dialect=dialect) as server:
+        error = failure(server, "anthropic")
+    assert error.kind == kind, error.message
+    assert error.message.endswith("): It broke."), "200 is no status of an error"
+
+
+@pytest.mark.parametrize("service", ["openai", "anthropic"])
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\nmore"])
+def test_a_key_that_cannot_be_sent_is_not_shown(service: str, end: str) -> None:
+    with model_server(lambda _: Reply()) as server:
+        failure(server, service, key=KEY + end)
+
+
+def test_a_key_is_taken_out_before_a_message_is_cut() -> None:
+    with model_server(lambda _: Reply(status=400, error=KEY * 40)) as server:
+        assert KEY[:3] not in failure(server, "openai").message
+
+
 @pytest.mark.parametrize("service", ["openai", "anthropic"])
 def test_a_server_that_is_not_there_is_unreachable(service: str) -> None:
     with model_server(lambda _: Reply()) as server:
@@ -188,6 +222,21 @@ def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(UserError, match="others can read"):
         read_keys(path)
+
+
+def test_a_key_loses_its_line_end_and_one_that_cannot_be_sent_is_refused_unseen(tmp_path: Path) -> None:
+    settings, keys = tmp_path / "llama-run.toml", tmp_path / "keys.json"
+    put_provider(settings, "claude", {"kind": "anthropic", "model": "m"})
+    for told in (f"{KEY}\r", f" {KEY}\n"):
+        [claude] = load_providers(settings, {"ANTHROPIC_API_KEY": told})
+        assert claude.key == KEY
+    write_key(keys, "claude", "other")
+    [claude] = load_providers(settings, {"ANTHROPIC_API_KEY": "\r"}, keys)
+    assert claude.key == "other"
+    for wrong in (f"{KEY}\r\nmore", f"{KEY}\u2019"):
+        with pytest.raises(UserError, match=r"\[providers.claude\]: its key") as refused:
+            load_providers(settings, {"ANTHROPIC_API_KEY": wrong})
+        assert KEY not in str(refused.value)
 
 
 def test_settings_are_changed_without_losing_what_a_person_wrote(tmp_path: Path) -> None:
