@@ -53,6 +53,7 @@ class Chain:
     def answer(self, build: Callable[[Link], Request], watcher: Watcher) -> Iterator[Event]:
         """The events of one whole answer. If several providers had to be asked, those of the last one count."""
         left = self._order()
+        contexts = [link.context for link in left]  # A shorter one counts only if it was of use.
         tries = shrinks = 0
         while True:
             link = left[0]
@@ -68,6 +69,7 @@ class Chain:
                     link.context = int(link.context * SHRINK)
                     watcher.note(f"{error.message}; leaving out more of the conversation")
                 elif len(left) > 1 and error.kind in events.MOVES_ON:
+                    link.context = contexts.pop(0)
                     link.rests_until = time.monotonic() + min(error.retry_after or REST_SECONDS, MAX_REST_SECONDS)
                     del left[0]
                     watcher.note(f"{error.message}; asking {left[0].name} instead")
@@ -76,6 +78,7 @@ class Chain:
                     watcher.note(f"{error.message}; trying again in {wait:.0f} s")
                     self._sleep(wait)
                 else:
+                    link.context = contexts[0]
                     raise
 
     def _order(self) -> list[Link]:

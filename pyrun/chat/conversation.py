@@ -14,7 +14,6 @@ from pyrun.chat.chain import Link
 from pyrun.chat.mcp_servers import McpServers
 from pyrun.chat.plain import safe
 from pyrun.chat.prompt import choose, room
-from pyrun.chat.sessions import SessionGoneError
 from pyrun.chat.stats import Totals, totals
 from pyrun.chat.turn import Agent, View
 from pyrun.errors import UserError
@@ -73,11 +72,11 @@ class Chat:
 
     def with_attachments(self, text: str) -> str:
         """What was attached goes along, in front: `/attach FILE` and @server:uri."""
-        parts = self.attachments
-        self.attachments = []
+        parts = list(self.attachments)
         for server, uri in ATTACHED.findall(text):
             if server in self.servers.names:
                 parts.append(f"Resource {uri} of {server}:\n\n{self.servers.read(server, uri)}")
+        self.attachments = []  # Not before: a resource that cannot be read must not cost what was attached.
         return "\n\n".join([*parts, text])
 
     def turn(self, view: View) -> None:
@@ -90,11 +89,19 @@ class Chat:
         except (ProviderError, UserError) as error:
             self._settle()
             self.complain(error)
-            if self.agent.session.last_role == "user" and not isinstance(error, SessionGoneError):
+            if self._keeps_question():
                 self.say("your message is kept; /retry asks again")
         except BaseException:
             self._settle()
             raise
+
+    def _keeps_question(self) -> bool:
+        """Whether the question that has no answer is still on the disk: another program may have taken it away."""
+        try:
+            self.agent.sessions.ensure(self.agent.session)
+        except UserError:
+            return False
+        return self.agent.session.last_role == "user"
 
     def _stopped(self) -> None:
         self._settle()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyrun._kernels import cut_history
-from pyrun.chat.sessions import Row
+from pyrun.chat.sessions import Row, no_result
 from pyrun.providers.events import Message
 
 NOTE = "[Earlier messages of this conversation were left out. search_memory finds what they said.]\n\n"
@@ -43,12 +43,26 @@ def choose(rows: Sequence[Row], n_tokens: int) -> Prompt:
     return Prompt(messages, dropped, cut.n_cuts, cut.n_over, _messages(rows, _indices(cut.ahead), with_note=True))
 
 
+def _healed(messages: Sequence[Message]) -> list[Message]:
+    """Calls without a result get one that says so: behind such a call, no service takes anything else."""
+    healed: list[Message] = []
+    missing: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            missing = [call for call in missing if call != message["tool_call_id"]]
+        else:
+            healed += map(no_result, missing)
+            missing = [str(call["id"]) for call in message.get("tool_calls") or []]
+        healed.append(message)
+    return [*healed, *map(no_result, missing)]
+
+
 def _indices(ranges: Sequence[tuple[int, int]]) -> list[int]:
     return [index for begin, end in ranges for index in range(begin, end)]
 
 
 def _messages(rows: Sequence[Row], kept: Sequence[int], *, with_note: bool) -> list[Message]:
-    messages = [rows[index].message for index in kept]
+    messages = _healed([rows[index].message for index in kept])
     if with_note:
         _put_note(messages)
     return messages

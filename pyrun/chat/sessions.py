@@ -19,6 +19,7 @@ from pyrun.providers.events import Function, Message
 
 TITLE_LENGTH = 70
 NO_RESULT = "The call was interrupted. Whether it was made is not known."
+NO_RESULT_TOKENS = 24
 
 
 class SessionGoneError(UserError):
@@ -26,6 +27,16 @@ class SessionGoneError(UserError):
 
     def __init__(self) -> None:
         super().__init__("this chat was forgotten or removed meanwhile", "leave it, and begin another")
+
+
+class SessionMovedError(UserError):
+    """What is on the disk is no longer what this process has: what it knows of the one must not go into the other."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(
+            "this chat went on in another program",
+            f"/sessions {session.name[:8]} takes it up as it is now; /branch keeps what is here",
+        )
 
 
 @dataclass(frozen=True)
@@ -107,10 +118,13 @@ class Sessions:
                 )
             ]
         session = Session(number, whole, title, [Function(**tool) for tool in json.loads(tools)], archived, used, rows)
-        if missing := _unanswered(session.rows):
-            result = Row({"role": "tool", "tool_call_id": "", "content": NO_RESULT}, 24)
-            self.append(session, [Row({**result.message, "tool_call_id": call}, result.n_tokens) for call in missing])
+        self.heal(session)
         return session
+
+    def heal(self, session: Session) -> None:
+        """Gives the calls at the end that were interrupted a result that says so."""
+        if missing := _unanswered(session.rows):
+            self.append(session, [Row(no_result(call), NO_RESULT_TOKENS) for call in missing])
 
     def latest(self) -> Session | None:
         """The one that was used last and has been talked in."""
@@ -126,12 +140,15 @@ class Sessions:
         rows = [Row(json.loads(_text(row.message)), row.n_tokens, row.about) for row in rows]
         now = _now()
         title = session.title or next((_title(row.message) for row in rows if row.role == "user"), "")
-        with self._writing(session) as database:
+        with self._writing(session, same_rows=True) as database:
+            (first,) = database.execute(
+                "SELECT ifnull(max(seq), -1) + 1 FROM session_messages WHERE session = ?", (session.id,)
+            ).fetchone()  # Older versions left gaps where two programs had a session open.
             database.executemany(
                 "INSERT INTO session_messages(session, seq, message, n_tokens, at, about) VALUES (?, ?, ?, ?, ?, ?)",
                 [
                     (session.id, seq, _text(row.message), row.n_tokens, now, _text(row.about))
-                    for seq, row in enumerate(rows, len(session.rows))
+                    for seq, row in enumerate(rows, first)
                 ],
             )
             database.execute("UPDATE sessions SET used = ?, title = ? WHERE id = ?", (now, title, session.id))
@@ -140,8 +157,12 @@ class Sessions:
 
     def truncate(self, session: Session, length: int) -> list[Row]:
         """Takes back what came behind the first `length` messages, and gives it."""
-        with self._writing(session) as database:
-            database.execute("DELETE FROM session_messages WHERE session = ? AND seq >= ?", (session.id, length))
+        with self._writing(session, same_rows=True) as database:
+            database.execute(
+                "DELETE FROM session_messages WHERE session = ?1 AND seq >= "
+                "(SELECT seq FROM session_messages WHERE session = ?1 ORDER BY seq LIMIT 1 OFFSET ?2)",
+                (session.id, length),
+            )
             database.execute("UPDATE sessions SET archived = min(archived, ?) WHERE id = ?", (length, session.id))
         session.archived = min(session.archived, length)
         gone = session.rows[length:]
@@ -154,7 +175,7 @@ class Sessions:
         session.tools = list(tools)
 
     def set_archived(self, session: Session, length: int) -> None:
-        with self._writing(session) as database:
+        with self._writing(session, same_rows=True) as database:
             database.execute("UPDATE sessions SET archived = ? WHERE id = ?", (length, session.id))
         session.archived = length
 
@@ -198,18 +219,25 @@ class Sessions:
         return [str(json.loads(row[0])["content"]) for row in reversed(rows)]
 
     def ensure(self, session: Session) -> None:
-        """Raises SessionGoneError if it was forgotten."""
-        with self._writing(session):
+        """Raises SessionGoneError if it was forgotten, SessionMovedError if another program went on with it."""
+        with self._writing(session, same_rows=True):
             pass
 
     @contextmanager
-    def _writing(self, session: Session) -> Iterator[sqlite3.Connection]:
+    def _writing(self, session: Session, *, same_rows: bool = False) -> Iterator[sqlite3.Connection]:
         """Another program may have forgotten the session, or removed it to make room. Then its number may be that of
-        somebody else's session by now; its name never is."""
+        somebody else's session by now; its name never is. Or it has the session open, too, and has gone on with it:
+        then it took messages back, or the time of the last one is not ours."""
         with self.memory.writing() as database:
-            same = (session.id, session.name)
-            if database.execute("SELECT 1 FROM sessions WHERE id = ? AND name = ?", same).fetchone() is None:
+            found = database.execute(
+                "SELECT used, (SELECT count(*) FROM session_messages WHERE session = sessions.id) FROM sessions "
+                "WHERE id = ? AND name = ?",
+                (session.id, session.name),
+            ).fetchone()
+            if found is None:
                 raise SessionGoneError
+            if same_rows and found != (session.used, len(session.rows)):
+                raise SessionMovedError(session)
             yield database
 
     def _messages(self, number: int) -> Iterator[Message]:
@@ -220,6 +248,10 @@ class Sessions:
 
     def _user(self) -> int:
         return self.memory.find_user(self.key) or 0
+
+
+def no_result(call: str) -> Message:
+    return {"role": "tool", "tool_call_id": call, "content": NO_RESULT}
 
 
 def _unanswered(rows: list[Row]) -> list[str]:

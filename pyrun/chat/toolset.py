@@ -37,18 +37,12 @@ GROUPS = {
 class Prepared:
     """A call that makes sense."""
 
-    name: str
-    subject: str  # what it is about: a path, a command, an address
+    rule: str  # allows just this, or every call of a tool that says not what it is about
     question: str  # what a person is asked, where one has to be
     needs_consent: bool
     run: Callable[[], str]
     refused: Callable[[str], ToolError]  # writes down that it was not made, and gives what the model is told
     stopped: threading.Event
-
-    @property
-    def rule(self) -> str:
-        """Allows just this, or every call of a tool that says not what it is about."""
-        return f"{self.name}:{glob.escape(self.subject)}" if self.subject else self.name
 
 
 class Toolset:
@@ -105,15 +99,15 @@ class Toolset:
             arguments = call.parsed()
         except (ValueError, RecursionError) as error:
             raise ToolError(f"the arguments of {call.name} are no JSON object: {error}") from error
-        if call.name in self._remote:
-            return self._prepare_remote(self._remote[call.name], arguments)
         if call.name not in {function.name for function in self.functions}:
             raise ToolError(f"there is no tool {call.name[:100]!r}")
+        if call.name in self._remote:
+            return self._prepare_remote(self._remote[call.name], arguments)
         pending = self.box.prepare(call.name, arguments)
         needs_consent = pending.needs_consent and not self._allows(call.name, pending.subject)
         return Prepared(
-            call.name,
-            pending.subject,
+            # An empty subject must not make a rule of the bare name, which would allow every call.
+            f"{call.name}:{glob.escape(pending.subject)}" if pending.tool.subject else call.name,
             pending.question,
             needs_consent,
             lambda: self.box.make(pending),
@@ -135,7 +129,7 @@ class Toolset:
 
         details = quoted(json.dumps(arguments, ensure_ascii=False, indent=1))
         allowed = self.box.rules.allows(name, "") or self._allows(name, "")
-        return Prepared(name, "", f"Allow {name}? It gets:{details}", not allowed, run, refused, stopped)
+        return Prepared(name, f"Allow {name}? It gets:{details}", not allowed, run, refused, stopped)
 
     # Rules
 

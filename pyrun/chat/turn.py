@@ -98,6 +98,7 @@ class Agent:
         conversations that take turns."""
         if before := self.take_back():
             text = f"{before}\n\n{text}"
+        self.sessions.heal(self.session)
         self._append({"role": "user", "content": text})
 
     def take_back(self) -> str | None:
@@ -108,6 +109,7 @@ class Agent:
 
     def answer(self, view: View) -> None:
         """Goes on from the end of the history until the model has nothing more to do. Raises ProviderError."""
+        self.sessions.heal(self.session)
         began = time.monotonic()
         made: dict[str, int] = {}
         why = f"stopped after {self.limits.rounds} rounds of tools"

@@ -117,6 +117,28 @@ def test_a_message_without_an_answer_is_said_to_be_kept(talk: Talk) -> None:
     assert talk.spoken[-1] == "Three?"
 
 
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_message_that_another_chat_took_back_is_not_said_to_be_kept(talk: Talk, is_stopped: bool) -> None:
+    agent = talk.chat.agent
+
+    def take_back() -> None:
+        agent.sessions.truncate(agent.sessions.load(agent.session.name), 1)
+        if is_stopped:
+            raise KeyboardInterrupt
+        raise ProviderError("broken", "it went away")
+
+    agent.say("Three?")
+    talk.desk.view.on_text = take_back
+    talk.chat.turn(talk.desk.view)
+    assert "is kept" not in talk.out.getvalue()
+    talk.desk.view.on_text = lambda: None
+    with pytest.raises(UserError, match="went on in another program"):
+        talk.run("/retry")
+    talk.run("/branch")
+    talk.run("/retry")
+    assert "Two?" in talk.spoken
+
+
 def test_files_are_attached_and_sessions_exported(talk: Talk, bench: Bench) -> None:
     (bench.work / "code.md").write_text("```\nx\n```")
     talk.run(f"/attach {bench.work / 'code.md'}")

@@ -24,6 +24,7 @@ from pyrun.chat import commands, mcp_servers
 from pyrun.chat.conversation import Chat
 from pyrun.chat.mcp_servers import McpServers, RemoteServer, read_mcp_json
 from pyrun.errors import UserError
+from pyrun.providers.events import ToolCall
 from pyrun.tools.setup import IncludedServer
 from pyrun.tools.tool import ToolError
 
@@ -77,9 +78,18 @@ def test_tools_prompts_and_resources_are_used_and_a_dead_or_mute_server_costs_it
         assert chat.with_attachments("See @things:note://one and mail@things").startswith(
             "Resource note://one of things:\n\nthe note\n\nSee"
         )
+        chat.attachments.append("a file")
+        with pytest.raises(ToolError, match="note://none"):
+            chat.with_attachments("See @things:note://none")
+        assert chat.with_attachments("See") == "a file\n\nSee"
         assert commands.run(chat, "/things:greet name=Ann")
         assert desk.messages[-1]["content"] == "Say hello to Ann."
         assert "/things:greet" in list(commands.names(desk.servers))
+        add = ToolCall("c", "things__add", '{"a": 1, "b": 1}')
+        assert not desk.agent.toolset.prepare(add).needs_consent
+        desk.agent.toolset.choose("files", 100_000)
+        with pytest.raises(ToolError, match="there is no tool"):
+            desk.agent.toolset.prepare(add)
     assert "a word for the log" in (bench.folder / "logs" / "mcp.log").read_text()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
 
 from pyrun.chat.export import as_json, as_markdown
 from pyrun.chat.prompt import NOTE, choose
-from pyrun.chat.sessions import Row, SessionGoneError, Sessions
+from pyrun.chat.sessions import NO_RESULT, Row, SessionGoneError, SessionMovedError, Sessions
 from pyrun.errors import UserError
 from pyrun.memory.recall import UserMemory
 from pyrun.memory.repair import repair
@@ -117,6 +118,59 @@ def test_who_has_a_forgotten_session_open_writes_into_nobody_elses(memory: Memor
             change()
     assert bob.load(other.name) == other
     bob.append(other, [said("and more")])
+
+
+@pytest.mark.parametrize("change", ["goes on", "takes back", "says something else"])
+def test_of_two_chats_with_one_session_the_one_that_is_behind_changes_nothing(change: str, memory: Memory) -> None:
+    sessions = Sessions(memory, "")
+    first = sessions.load(talked(sessions, "one", "two"))
+    behind = sessions.load(first.name)
+    time.sleep(0.002)  # messages are told apart by their time
+    if change != "goes on":
+        sessions.truncate(first, 1)
+    if change != "takes back":
+        sessions.append(first, [said("something else", "assistant")])
+    for late in (
+        lambda: sessions.append(behind, [said("late")]),
+        lambda: sessions.truncate(behind, 0),
+        lambda: sessions.set_archived(behind, 1),
+    ):
+        with pytest.raises(SessionMovedError) as refused:
+            late()
+        assert f"/sessions {first.name[:8]}" in (refused.value.hint or "")
+    assert sessions.load(first.name) == first
+    branch = sessions.branch(behind)
+    sessions.append(branch, [said("three")])
+    assert [row.message["content"] for row in sessions.load(branch.name).rows] == ["one", "two", "three"]
+    again = sessions.load(first.name)
+    sessions.append(again, [said("on")])
+    assert sessions.load(first.name).rows == [*first.rows, said("on")]
+
+
+def test_a_session_with_a_gap_in_its_numbers_goes_on(memory: Memory) -> None:
+    sessions = Sessions(memory, "")
+    session = sessions.load(talked(sessions, "one", "two", "three", "four"))
+    with memory.writing() as database:
+        database.execute("DELETE FROM session_messages WHERE session = ? AND seq IN (1, 2)", (session.id,))
+    session = sessions.load(session.name)
+    sessions.append(session, [said("five"), said("six", "assistant")])
+    assert [row.message["content"] for row in sessions.load(session.name).rows] == ["one", "four", "five", "six"]
+    sessions.truncate(session, 2)
+    assert [row.message["content"] for row in sessions.load(session.name).rows] == ["one", "four"]
+
+
+def test_a_call_without_a_result_gets_one_wherever_it_stands() -> None:
+    def calls(*ids: str) -> Row:
+        return Row({"role": "assistant", "content": "", "tool_calls": [{"id": one} for one in ids]}, 10)
+
+    result = Row({"role": "tool", "tool_call_id": "a", "content": "done"}, 10)
+    rows = [said("q"), calls("a", "b"), result, said("q"), calls("a"), said("more"), calls("c")]
+    prompt = choose(rows, 1_000)
+    assert [message.get("tool_call_id", message["role"]) for message in prompt.messages] == [
+        *("user", "assistant", "a", "b", "user", "assistant", "a", "user", "assistant", "c")
+    ]
+    assert [m["content"] for m in prompt.messages if m["role"] == "tool"] == ["done", *[NO_RESULT] * 3]
+    assert choose(rows[:3], 1_000).messages == prompt.messages[:4], "what is sent later begins with it"
 
 
 def test_the_oldest_sessions_go_where_there_is_no_room(tmp_path: Path) -> None:

@@ -142,6 +142,45 @@ def test_ctrl_c_ends_a_call_and_keeps_a_history_that_can_go_on(bench: Bench) -> 
         assert desk.ask("And now?") == "Fine."
 
 
+def test_a_second_ctrl_c_leaves_a_history_that_can_go_on(bench: Bench) -> None:
+    def interrupted(text: str) -> int:
+        raise KeyboardInterrupt  # while the result of the call that was stopped is counted
+
+    def interrupt() -> None:
+        desk.agent.count = interrupted
+        raise KeyboardInterrupt
+
+    script = after_tools(("c", "execute_command", {"command": "sleep 600"}))
+    with model_server(script) as server, Desk(bench, [link(server)], "execute_command") as desk:
+        count = desk.agent.count
+        desk.view.on_running = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            desk.ask("Run it.")
+        desk.agent.count = count
+        assert desk.messages[-1]["role"] == "assistant" and desk.messages[-1]["tool_calls"]
+        server.script = lambda body: Reply(["Fine."])
+        assert desk.ask("And now?") == "Fine."
+        assert desk.messages[-3] == {"role": "tool", "tool_call_id": "c", "content": NO_RESULT}
+        assert server.requests[-1]["messages"][-2] == desk.messages[-3]
+
+
+def test_consent_for_an_empty_command_allows_no_other(bench: Bench) -> None:
+    script = after_tools(("c", "execute_command", {"command": ""}))
+    with model_server(script) as server, Desk(bench, [link(server)]) as desk:
+        desk.view.says = "session"
+        assert "the command is empty" in desk.ask("Run it.")
+        assert (desk.view.questions, list(desk.agent.toolset.rules)) == ([], [])
+
+
+def test_consent_for_a_command_with_shell_signs_is_asked_for_once(bench: Bench) -> None:
+    script = after_tools(("c", "execute_command", {"command": "ls *.txt | wc -l"}))
+    with model_server(script) as server, Desk(bench, [link(server)]) as desk:
+        desk.view.says = "session"
+        desk.ask("Count.")
+        desk.ask("Count again.")
+        assert len(desk.view.questions) == 1
+
+
 def test_ctrl_c_in_an_answer_keeps_what_was_said_and_closes_the_connection(bench: Bench) -> None:
     def interrupt() -> None:
         if len(desk.view.shown) > 20:
@@ -218,6 +257,23 @@ def test_a_prompt_that_is_too_long_is_cut_further(bench: Bench) -> None:
     with model_server(script) as server, Desk(bench, [Link(link(server).provider, 8_000)], tools="none") as desk:
         for number in range(12):
             assert desk.ask(f"Number {number}: " + "words and " * 120) == "Fine."
+
+
+def test_a_prompt_that_fits_nowhere_costs_no_context(bench: Bench) -> None:
+    too_long = Reply(status=400, error="exceed_context_size_error")
+    with (
+        model_server(lambda body: too_long) as first,
+        model_server(lambda body: Reply(["Two."])) as second,
+        Desk(bench, [link(first)], tools="none") as desk,
+    ):
+        chain = desk.agent.chain
+        with pytest.raises(ProviderError):
+            desk.ask("Long?")
+        assert len(first.bodies) > 1
+        assert chain.links[0].context == 8_192
+        chain.links.append(link(second, "two"))
+        assert desk.ask("Who?") == "Two."
+        assert [one.context for one in chain.links] == [8_192, 8_192]
 
 
 # The history
