@@ -152,6 +152,12 @@ class CacheServer:
         """
         self.request("GET", "/slots")
 
+    def n_waiting(self) -> int:
+        """Requests that no slot works on, and what is to be done with a slot that is busy."""
+        found = re.search(r"^llamacpp:requests_deferred (\d+)$", self.request("GET", "/metrics").text, re.MULTILINE)
+        assert found
+        return int(found[1])
+
     # What the server makes of messages.
 
     def tokens(self, text: str) -> Tokens:

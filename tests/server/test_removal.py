@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,21 +30,14 @@ def occupied_slot(server: CacheServer) -> Iterator[None]:
         yield
 
 
-def waiting(server: CacheServer) -> int:
-    """Requests that no slot works on."""
-    found = re.search(r"^llamacpp:requests_deferred (\d+)$", server.request("GET", "/metrics").text, re.MULTILINE)
-    assert found
-    return int(found[1])
-
-
 def ask_behind(server: CacheServer, prompt: Tokens, user: str, path: str) -> list[Answer]:
     """Five requests wait for the slot while DELETE goes through."""
     with ThreadPoolExecutor(5) as clients:
         with occupied_slot(server):
             asked = [clients.submit(server.complete, prompt, 1, llama_user_id=user) for _ in range(5)]
-            wait_until(lambda: waiting(server) == 5, 20, "all of them wait")
+            wait_until(lambda: server.n_waiting() == 5, 20, "all of them wait")
             assert server.request("DELETE", path).status_code == 200
-            assert waiting(server) == 5, "the slot was free too early to show anything"
+            assert server.n_waiting() == 5, "the slot was free too early to show anything"
         return [answer.result() for answer in asked]
 
 

@@ -1,4 +1,4 @@
-"""Requests that wait for files are served in the order in which they came."""
+"""Requests that wait, for files or a slot, are served in the order in which they came, and all of them."""
 
 from __future__ import annotations
 
@@ -66,6 +66,24 @@ def test_task_that_cannot_run_holds_up_nobody(serve: Serve, tmp_path: Path) -> N
     stop.set()
     long.join()
     wants_it.join()
+
+
+@pytest.mark.parametrize("action", ["save", "restore", "erase"])
+def test_who_waits_behind_an_action_on_a_slot_is_served_after_it(serve: Serve, tmp_path: Path, action: str) -> None:
+    """The end of an answer wakes one of those that wait, and an action leaves the slot to the next."""
+    flags = ("--parallel", "1", "--ctx-size", "8192", "--metrics", "--slot-save-path", str(tmp_path))
+    server = serve(toy("dense"), *flags, cache=tmp_path / "kv")
+    server.complete(LINES[0], n_predict=1)
+    server.post("/slots/0?action=save", {"filename": "one"})
+    with ThreadPoolExecutor(3) as clients:
+        long = clients.submit(server.complete, LINES[1], n_predict=2000, ignore_eos=True)
+        wait_until(lambda: server.get("/slots")[0]["is_processing"], 20, "the slot is busy")
+        acted = clients.submit(server.post, f"/slots/0?action={action}", {"filename": "one"})
+        wait_until(lambda: server.n_waiting() == 1, 20, "the action waits")
+        behind = clients.submit(server.complete, LINES[2], n_predict=1)
+        wait_until(lambda: server.n_waiting() == 2, 20, "somebody waits behind it")
+        assert not long.done(), "the slot was free too early to show anything"
+        assert long.result(120) and acted.result(30) and behind.result(30)
 
 
 def test_nobody_is_overtaken_again_and_again(serve: Serve, tmp_path: Path) -> None:

@@ -598,7 +598,7 @@ cache_report cache_core::finish_restore(const slot_view & slot, server_prompt & 
         }
     }
     if (t.store && t.exact) {
-        prefixes->begin(slot.id, place.scope, std::move(ticket.tokens), std::max(n_restored, place.n_kept), t.shared_cut);
+        prefixes->begin(slot.id, place.scope, ticket.tokens, std::max(n_restored, place.n_kept), t.shared_cut); // A removal may read them.
     } else {
         prefixes->forget(slot.id);
     }

@@ -220,8 +220,8 @@ void cache_core::released(const slot_view & slot, const request_times & took) {
     board.offer(slot.id, offer_of(slot)); // It ends the handing over.
     // What may not be stored is nobody else's, either: it may be evaluated with other adapters, or for one user alone.
     const bool waited_for = t.store && t.exact && !removed ? prefixes->rest(slot.id, t.tokens) : prefixes->forget(slot.id);
-    if (waited_for || removed) {
-        queue.offer_deferred(); // The next of them evaluates it. An erasure that waits for the slot takes the turn of one request.
+    if (waited_for) {
+        queue.offer_deferred(); // The next of them evaluates it.
     }
 }
 

@@ -144,7 +144,7 @@ public:
         const promise gone = own->second;
         promised.erase(own);
         for (auto & [id, other] : promised) {
-            if (other.id_task == gone.id_task) { // It still uses the prompt that they share.
+            if (gone.n_prompt > 0 && other.id_task == gone.id_task) { // It still uses the prompt that they share.
                 other.n_cells  += gone.n_prompt;
                 other.n_prompt  = gone.n_prompt;
                 break;

@@ -3,6 +3,7 @@
 #include "server/plan/cell_pool.h"
 
 #include <memory>
+#include <vector>
 
 using llama_run::cell_need;
 using llama_run::cell_pool;
@@ -120,6 +121,24 @@ TEST(the_prompt_is_held_until_the_last_of_its_answers_ends) {
     CHECK(pool.n_free() == 500);
     pool.release(2);
     CHECK(pool.n_free() == 1000);
+}
+
+// Whichever ends first: the prompt is one of them's, and the last one holds it.
+TEST(the_prompt_is_held_in_whatever_order_its_answers_end) {
+    const std::vector<std::vector<int>> orders = { { 1, 0, 2 }, { 0, 2, 1 }, { 1, 2, 0 }, { 2, 1, 0 } };
+    for (const std::vector<int> & order : orders) {
+        cell_pool  pool;
+        const auto a = std::make_shared<int>();
+        CHECK(shared_by_four(pool).reserve(0, 7, pool.need(400, 100, 3), a));
+        pool.share(1, 7);
+        pool.share(2, 7);
+        pool.release(order[0]);
+        CHECK(pool.n_free() == 400);
+        pool.release(order[1]);
+        CHECK(pool.n_free() == 500);
+        pool.release(order[2]);
+        CHECK(pool.n_free() == 1000);
+    }
 }
 
 int main() {
