@@ -1,9 +1,9 @@
 // How many bytes the cache may take on disk, and how many it takes now.
 //
 // One budget covers the whole cache folder. It is shared by the stores that one process has open (the model's and its
-// draft model's); what lies in the folders of other models is measured when a store opens and counted as well. Space is
-// reserved before the first byte is written, so the limit holds during a write too. Whichever store needs room, what is worth
-// least in all of them goes.
+// draft model's). What lies in the folders of other models is measured when a store opens and counted as well; other processes
+// write there without asking here, so it is measured again from time to time. Space is reserved before the first byte is
+// written, so the limit holds during a write too. Whichever store needs room, what is worth least in all of them goes.
 //
 // Thread safety: all functions may be called at any time.
 #pragma once
@@ -42,6 +42,7 @@ public:
             return false;
         }
         used_ += bytes;
+        reserved += bytes;
         return true;
     }
 
@@ -62,6 +63,31 @@ public:
         if (owned.count(name) == 0) {
             replace_foreign(name, bytes);
         }
+    }
+
+    // Other models' folders are about to be measured.
+    void begin_look(int64_t now_ms) {
+        mutex_lock guard(mu);
+        looked_ms = now_ms;
+        reserved  = 0;
+    }
+
+    // Whether they should be again. Walking them is cheap beside writing a part of the limit, and processes that fill a folder
+    // together exceed the limit by little more than such a part each. After a minute it is worth it even for one that has no
+    // room: the others may have left some.
+    bool is_look_due(int64_t now_ms) const {
+        mutex_lock guard(mu);
+        const bool minute_over = now_ms >= looked_ms + minute_ms || now_ms < looked_ms; // The clock may be set back.
+        return minute_over || reserved >= limit_ / look_share;
+    }
+
+    std::vector<std::string> foreign_names() const {
+        mutex_lock               guard(mu);
+        std::vector<std::string> names;
+        for (const auto & [name, bytes] : foreign) {
+            names.push_back(name);
+        }
+        return names;
     }
 
     // A store of this process takes the folder over and counts it itself from now on.
@@ -116,6 +142,9 @@ public:
     uint64_t limit() const { return limit_; }
 
 private:
+    static constexpr int64_t  minute_ms  = 60 * 1000;
+    static constexpr uint64_t look_share = 64;
+
     void replace_foreign(const std::string & name, uint64_t bytes) REQUIRES(mu) {
         used_ -= std::min(used_, foreign[name]);
         foreign[name] = bytes;
@@ -128,6 +157,8 @@ private:
 
     mutable mutex                   mu;
     uint64_t                        used_ GUARDED_BY(mu) = 0;
+    uint64_t                        reserved GUARDED_BY(mu) = 0; // since the last look at other models
+    int64_t                         looked_ms GUARDED_BY(mu) = 0;
     std::map<std::string, uint64_t> foreign GUARDED_BY(mu);
     std::set<std::string>           owned GUARDED_BY(mu);
 };

@@ -71,6 +71,9 @@ bool free_room(store_rooms & rooms, uint64_t n_bytes) {
 }
 
 bool make_room(store_rooms & rooms, uint64_t n_bytes, reservation & out) {
+    if (rooms.bytes.budget().is_look_due(rooms.e.now_ms())) {
+        count_other_models(rooms, n_bytes);
+    }
     while (!rooms.bytes.reserve(n_bytes, out)) {
         if (!free_room(rooms, n_bytes)) {
             return false;

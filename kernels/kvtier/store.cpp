@@ -73,7 +73,7 @@ status store::open(env & e, const store_options & options, std::unique_ptr<store
     if (status s = recovery(*rooms).recover(); !s.is_ok()) {
         return s;
     }
-    count_other_models(*rooms);
+    count_other_models(*rooms, rooms->bytes.budget().limit());
     if (rooms->files.may_change().is_ok()) {
         {
             mutex_lock writing(rooms->files.writing);

@@ -2,6 +2,7 @@
 #include "kvtier/store_rooms.h"
 
 #include <algorithm>
+#include <set>
 
 namespace kvtier {
 
@@ -72,19 +73,22 @@ static void count_removed(store_rooms & rooms, const std::string & name) {
     rooms.bytes.budget().set_foreign(name, left);
 }
 
-// Other models' folders count against the budget too. They get at most half of it: the oldest go first, unless a
-// process holds them.
-void count_other_models(store_rooms & rooms) {
+// Other models' folders count against the budget too, and another process may be filling or emptying one. Where room is needed
+// they get at most half of it: the oldest go first, unless a process holds them.
+void count_other_models(store_rooms & rooms, uint64_t n_bytes) {
     env &                    e      = rooms.e;
     disk_budget &            budget = rooms.bytes.budget();
     const std::string &      root   = rooms.layout.root();
     std::vector<dir_entry>   entries;
     std::vector<other_model> others;
+    std::set<std::string>    there;
     uint64_t                 total = 0;
-    (void) e.list_dir(root, entries).is_ok();
+    budget.begin_look(e.now_ms());
+    const bool is_listed = e.list_dir(root, entries).is_ok();
     for (const dir_entry & entry : entries) {
         const std::string path = names::join(root, entry.name);
         other_model       o;
+        there.insert(entry.name);
         if (entry.type != file_type::folder) {
             continue;
         }
@@ -95,17 +99,25 @@ void count_other_models(store_rooms & rooms) {
             o.name    = entry.name;
             o.used_ms = last_opened(e, path, entry.modified_ms);
             total    += o.bytes;
+            budget.set_foreign(o.name, o.bytes);
             others.push_back(std::move(o));
         }
     }
-    std::sort(others.begin(), others.end(), [](const auto & a, const auto & b) { return a.used_ms < b.used_ms; });
-    for (other_model & o : others) {
-        uint64_t freed = 0;
-        if (total > budget.limit() / 2 && rooms.files.may_change().is_ok()) {
-            (void) remove_model(e, root, o.k, freed).is_ok(); // what cannot be removed stays counted
-            rooms.count.evicted_bytes += freed;
-            total -= std::min(total, freed);
+    for (const std::string & name : budget.foreign_names()) {
+        if (is_listed && there.count(name) == 0 && name != names::tag_file) { // The tag stands for the root.
+            budget.set_foreign(name, 0);
         }
+    }
+    const auto has_room = [&] { return n_bytes <= budget.limit() && budget.used() <= budget.limit() - n_bytes; };
+    std::sort(others.begin(), others.end(), [](const auto & a, const auto & b) { return a.used_ms < b.used_ms; });
+    for (const other_model & o : others) {
+        if (total <= budget.limit() / 2 || has_room() || !rooms.files.may_change().is_ok()) {
+            return;
+        }
+        uint64_t freed = 0;
+        (void) remove_model(e, root, o.k, freed).is_ok(); // what cannot be removed stays counted
+        rooms.count.evicted_bytes += freed;
+        total -= std::min(total, freed);
         budget.set_foreign(o.name, o.bytes - std::min(o.bytes, freed));
     }
 }

@@ -29,6 +29,102 @@ TEST(other_models_count_and_make_room) {
     CHECK(s->stats().disk_bytes < 100000);
 }
 
+namespace {
+
+constexpr uint64_t shared_limit = 1 << 20;
+constexpr int64_t  start        = 1700000000000;
+constexpr int64_t  minute       = 60 * 1000;
+
+// Stores of two models, with a budget each: they stand for two processes with one folder.
+struct two_processes {
+    fault_env     disk;
+    model         m;
+    store_options first = m.options();
+    store_options second;
+
+    two_processes() {
+        m.bytes_per_token = 256;
+        first.max_bytes   = shared_limit;
+        second            = first;
+        second.fingerprint[1] = 0x22;
+    }
+
+    status save(store & to, uint64_t seed) const {
+        const std::vector<token> tokens = random_tokens(seed, 64);
+        plan_request p;
+        p.root             = m.root();
+        p.root.fingerprint = to.options().fingerprint;
+        p.tokens           = tokens.data();
+        p.n_tokens         = tokens.size();
+        save_request request = to.plan(p);
+        m.fill(request);
+        return to.save(request);
+    }
+
+    void fill(store & to) const {
+        while (to.stats().values.evicted_segments == 0) {
+            static uint64_t seed = 0;
+            CHECK(save(to, seed++).is_ok());
+        }
+    }
+};
+
+} // namespace
+
+TEST(processes_that_fill_a_folder_together_keep_its_limit) {
+    two_processes two;
+    const auto    a = open(two.disk, two.first);
+    const auto    b = open(two.disk, two.second);
+    for (uint64_t i = 0; i < 120; i++) {
+        (void) two.save(*a, i).is_ok();
+        (void) two.save(*b, i).is_ok();
+        CHECK(two.disk.disk_bytes() <= shared_limit + shared_limit / 16);
+    }
+    CHECK(a->stats().n_runs > 0 && b->stats().n_runs > 0);
+}
+
+TEST(a_process_that_had_no_room_stores_again_when_the_others_model_is_removed) {
+    two_processes two;
+    auto          a = open(two.disk, two.first);
+    two.fill(*a);
+    const auto b = open(two.disk, two.second);
+    CHECK(two.save(*b, 1).is_over_budget());
+    a = nullptr;
+    uint64_t freed = 0;
+    CHECK(remove_model(two.disk, root_dir, two.first.fingerprint, freed).is_ok());
+    two.disk.set_now_ms(start + minute);
+    CHECK(two.save(*b, 1).is_ok());
+    CHECK(counts_what_is_there(*b, two.disk));
+}
+
+TEST(a_process_that_had_no_room_stores_again_when_the_other_has_ended) {
+    two_processes two;
+    auto          a = open(two.disk, two.first);
+    two.fill(*a);
+    const auto b = open(two.disk, two.second);
+    two.disk.set_now_ms(start + minute);
+    CHECK(two.save(*b, 1).is_over_budget()); // it has looked again, and the other one holds its folder
+    a = nullptr;
+    two.disk.set_now_ms(start + 2 * minute);
+    CHECK(two.save(*b, 1).is_ok());
+    CHECK(counts_what_is_there(*b, two.disk));
+}
+
+TEST(an_ended_process_leaves_its_model_where_there_is_room) {
+    two_processes two;
+    two.first.max_bytes = shared_limit / 2;
+    {
+        const auto a = open(two.disk, two.first);
+        two.fill(*a);
+    }
+    two.second.max_bytes = 4 * shared_limit;
+    const auto b = open(two.disk, two.second);
+    two.disk.put(std::string(root_dir) + "/" + hex(two.first.fingerprint) + "/more", std::string(2 * shared_limit, 'x'));
+    two.disk.set_now_ms(start + minute);
+    CHECK(two.save(*b, 1).is_ok());
+    CHECK(two.disk.exists(std::string(root_dir) + "/" + hex(two.first.fingerprint)));
+}
+
 TEST(what_is_left_of_a_removed_model_is_counted) {
     failing_env       disk;
     const model       m;

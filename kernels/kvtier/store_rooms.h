@@ -50,7 +50,7 @@ bool make_room(store_rooms & rooms, uint64_t n_bytes, reservation & out) REQUIRE
 // Removes what exceeds the limits of a name space. changed: the only conversation that may have grown; null: any.
 void apply_limits(store_rooms & rooms, const key & name_space, const conversation_id * changed) REQUIRES(rooms.files.writing);
 
-// Counts what other models take, and removes the longest unused ones where they take too much.
-void count_other_models(store_rooms & rooms);
+// Counts what other models take now. Where so many bytes do not fit and the others take too much, the longest unused ones go.
+void count_other_models(store_rooms & rooms, uint64_t n_bytes);
 
 } // namespace kvtier
