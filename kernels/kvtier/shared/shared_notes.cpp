@@ -65,7 +65,10 @@ void shared_notes::write() {
     std::unique_ptr<writable_file> file;
     (void) e.remove_file(next).is_ok(); // A process that was killed may have left it.
     if (e.create_file(next, file).is_ok() && file->append(&part, 1).is_ok() && file->sync().is_ok() && file->close().is_ok()) {
-        (void) e.rename(next, path).is_ok();
+        // Without its name a power cut would take what the folder still owes. If this fails, it holds until then.
+        if (e.rename(next, path).is_ok()) {
+            (void) e.sync_dir(names::parent(path)).is_ok();
+        }
     }
 }
 

@@ -1,4 +1,5 @@
 // What is removed here goes from the shared folder, too, whatever the folder says to it, and nothing else does.
+#include "kvtier/shared/shared_notes.h"
 #include "kvtier/shared/shared_testing.h"
 
 using namespace kvtier;
@@ -258,6 +259,27 @@ TEST(what_was_fetched_for_a_conversation_goes_with_it) {
     uint64_t freed = 0;
     CHECK(b.s->remove_conversation(key{}, 77, freed).is_ok());
     CHECK(files_with(b.disk, ".seg").empty());
+}
+
+TEST(what_the_folder_owes_is_known_after_a_power_cut) {
+    const std::string file = std::string(root_dir) + "/removals";
+    fault_env         disk;
+    disk.put_folder(root_dir);
+    {
+        shared_notes   notes(disk, file);
+        shared_removal removal;
+        removal.runs.insert(key{});
+        notes.begin(removal);
+        CHECK(notes.due().empty()); // The local store has it still.
+    }
+    disk.power_cut(cut_mode::strict);
+    CHECK(shared_notes(disk, file).due().size() == 1);
+    {
+        shared_notes notes(disk, file);
+        notes.is_done(notes.due().at(0).id);
+    }
+    disk.power_cut(cut_mode::strict);
+    CHECK(shared_notes(disk, file).due().empty());
 }
 
 int main() {
