@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 namespace kvtier {
 
@@ -16,14 +17,23 @@ static constexpr uint64_t overhead(uint64_t n_bytes) {
     return n_bytes / 64 + (uint64_t(16) << 10);
 }
 
+static void keep_last_days(std::map<int64_t, uint64_t> & days, int64_t today) {
+    days.erase(days.upper_bound(today), days.end()); // The clock was set back.
+    while (days.size() > static_cast<size_t>(n_days)) {
+        days.erase(days.begin());
+    }
+}
+
 write_budget::write_budget(env & e, const std::string & folder, uint64_t per_day) :
     e(e), path(names::join(folder, file_name)), per_day(per_day) {
-    read();
+    mutex_lock guard(mu);
+    known.since_ms = e.now_ms();
+    (void) read(known);
 }
 
 write_budget::~write_budget() {
     mutex_lock guard(mu);
-    if (unstored > 0) {
+    if (!unstored.empty()) {
         store();
     }
 }
@@ -33,39 +43,43 @@ int64_t write_budget::today() const {
 }
 
 // A file that is not there, or that somebody has broken, begins anew: it only counts.
-void write_budget::read() {
-    mutex_lock guard(mu);
-    since_ms = e.now_ms();
+bool write_budget::read(record & out) const {
     std::unique_ptr<readable_file> file;
     if (!e.open_file(path, file).is_ok() || file->size() > 4096) {
-        return;
+        return false;
     }
     std::string text(static_cast<size_t>(file->size()), '\0');
     const span  part = { text.data(), text.size() };
     if (!file->read(0, &part, 1).is_ok()) {
-        return;
+        return false;
     }
     std::istringstream in(text);
     std::string        magic;
-    uint64_t           all   = 0;
-    int64_t            since = 0;
-    if (!(in >> magic >> all >> since) || magic != "llama-run-written-1") {
-        return;
+    record             found;
+    if (!(in >> magic >> found.ever >> found.since_ms) || magic != "llama-run-written-1") {
+        return false;
     }
-    ever     = all;
-    since_ms = since;
     int64_t  day   = 0;
     uint64_t bytes = 0;
-    while (days.size() < static_cast<size_t>(n_days) && in >> day >> bytes) {
-        days[day] = bytes;
+    while (found.days.size() < static_cast<size_t>(n_days) && in >> day >> bytes) {
+        found.days[day] = bytes;
     }
+    out = std::move(found);
+    return true;
 }
 
 // It replaces the file at once, and is not synced: that it counts is not worth a flush of the disk.
 void write_budget::store() {
+    if (read(known)) { // Where it is gone or broken, it gets all that is known here.
+        for (const auto & [day, bytes] : unstored) {
+            known.days[day] += bytes;
+            known.ever      += bytes;
+        }
+        keep_last_days(known.days, today());
+    }
     std::ostringstream out;
-    out << "llama-run-written-1 " << ever << " " << since_ms << "\n";
-    for (const auto & [day, bytes] : days) {
+    out << "llama-run-written-1 " << known.ever << " " << known.since_ms << "\n";
+    for (const auto & [day, bytes] : known.days) {
         out << day << " " << bytes << "\n";
     }
     const std::string text = out.str();
@@ -73,17 +87,17 @@ void write_budget::store() {
     const std::string next = path + ".tmp";
     (void) e.remove_file(next);
     std::unique_ptr<writable_file> file;
-    if (e.create_file(next, file).is_ok() && file->append(&part, 1).is_ok() && file->close().is_ok()) {
-        (void) e.rename(next, path);
+    if (e.create_file(next, file).is_ok() && file->append(&part, 1).is_ok() && file->close().is_ok() &&
+        e.rename(next, path).is_ok()) {
+        unstored.clear();
     }
     stored_ms = e.now_ms();
-    unstored  = 0;
 }
 
 bool write_budget::admits(const key & page, uint64_t n_bytes, uint64_t n_before) {
     mutex_lock guard(mu);
-    const auto     known = days.find(today());
-    const uint64_t used  = known == days.end() ? 0 : known->second;
+    const auto     day   = known.days.find(today());
+    const uint64_t used  = day == known.days.end() ? 0 : day->second;
     const uint64_t asked = n_before + n_bytes;
     if (per_day == 0 || used + asked + overhead(asked) <= per_day) {
         return true;
@@ -106,13 +120,10 @@ bool write_budget::admits(const key & page, uint64_t n_bytes, uint64_t n_before)
 
 void write_budget::written(uint64_t n_bytes) {
     mutex_lock guard(mu);
-    days.erase(days.upper_bound(today()), days.end()); // The clock was set back.
-    days[today()] += n_bytes;
-    while (days.size() > static_cast<size_t>(n_days)) {
-        days.erase(days.begin());
-    }
-    ever     += n_bytes;
-    unstored += n_bytes;
+    known.days[today()] += n_bytes;
+    known.ever          += n_bytes;
+    unstored[today()]   += n_bytes;
+    keep_last_days(known.days, today());
     if (e.now_ms() - stored_ms >= minute_ms || e.now_ms() < stored_ms) {
         store();
     }
@@ -121,12 +132,12 @@ void write_budget::written(uint64_t n_bytes) {
 write_totals write_budget::totals() const {
     mutex_lock   guard(mu);
     write_totals out;
-    for (const auto & [day, bytes] : days) {
+    for (const auto & [day, bytes] : known.days) {
         out.today += day == today() ? bytes : 0;
         out.week  += day > today() - n_days && day <= today() ? bytes : 0;
     }
-    out.ever          = ever;
-    out.since_ms      = since_ms;
+    out.ever          = known.ever;
+    out.since_ms      = known.since_ms;
     out.budget        = per_day;
     out.skipped       = skipped;
     out.skipped_bytes = skipped_bytes;

@@ -5,7 +5,8 @@
 // of them in a minute. Days are those of UTC.
 //
 // The counts are kept in a small file in the cache's folder, which is written once a minute at most and at the end: what a crash
-// can lose is a minute's.
+// can lose is a minute's. Servers of several models share the folder, its disk and this file: each adds what it has written to
+// what the file says by then, and so learns what the others have. Two that do so in the same instant may lose a minute's, too.
 //
 // Thread safety: all functions may be called from any thread.
 #pragma once
@@ -54,8 +55,16 @@ public:
 private:
     static constexpr size_t max_refused = 65536;
 
+    using by_day = std::map<int64_t, uint64_t>; // bytes, by day since 1970
+
+    struct record {
+        by_day   days; // the last seven
+        uint64_t ever     = 0;
+        int64_t  since_ms = 0;
+    };
+
     int64_t today() const;
-    void    read();
+    bool    read(record & out) const; // false: there is none that can be read
     void    store() REQUIRES(mu);
 
     env &             e;
@@ -63,12 +72,10 @@ private:
     const uint64_t    per_day;
 
     mutable mutex               mu;
-    std::map<int64_t, uint64_t> days GUARDED_BY(mu); // bytes, by day since 1970; the last seven
-    uint64_t                    ever GUARDED_BY(mu)        = 0;
-    int64_t                     since_ms GUARDED_BY(mu)    = 0;
+    record                      known GUARDED_BY(mu); // with what was written here since the file was
+    by_day                      unstored GUARDED_BY(mu); // what the file does not know
     int64_t                     stored_ms GUARDED_BY(mu)   = 0; // when the file was written
     int64_t                     beyond_ms GUARDED_BY(mu)   = 0; // when a page was written beyond the budget
-    uint64_t                    unstored GUARDED_BY(mu)    = 0; // bytes that the file does not know
     uint64_t                    skipped GUARDED_BY(mu)     = 0;
     uint64_t                    skipped_bytes GUARDED_BY(mu) = 0;
     uint64_t                    n_beyond GUARDED_BY(mu)    = 0;

@@ -39,6 +39,27 @@ TEST(what_was_written_is_told_by_day_week_and_in_all_also_by_the_next_process) {
     CHECK(counts.totals().ever == 123);
 }
 
+TEST(processes_with_one_folder_share_a_day) {
+    fault_env disk;
+    CHECK(disk.make_dir("/cache").is_ok());
+    const key page{ { 1 } };
+    {
+        write_budget a(disk, "/cache", 1 << 20);
+        write_budget b(disk, "/cache", 1 << 20);
+        a.written(500 << 10);
+        b.written(400 << 10);
+        CHECK(b.totals().today == 900 << 10); // It has learnt of the other's with the file.
+        pass(disk, minute);
+        a.written(10 << 10);
+        CHECK(a.totals().today == 910 << 10);
+        CHECK(!a.admits(page, 200 << 10, 0) && !b.admits(page, 200 << 10, 0));
+        a.written(1 << 10);
+        b.written(1 << 10);
+    }
+    CHECK(write_budget(disk, "/cache", 0).totals().today == 912 << 10);
+    CHECK(write_budget(disk, "/cache", 0).totals().ever == 912 << 10);
+}
+
 TEST(a_broken_file_of_counts_begins_anew) {
     fault_env disk;
     CHECK(disk.make_dir("/cache").is_ok());
