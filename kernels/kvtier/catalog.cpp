@@ -165,11 +165,12 @@ match catalog::next_restore(const conversation_id & id, size_t below) const {
 }
 
 void catalog::touch(const match & m, int64_t now_ms) {
-    exclusive_lock guard(mu);
-    const uint64_t turn = graph.turn_of(m.name_space);
-    const auto     use  = [&](auto & object) {
+    exclusive_lock      guard(mu);
+    const clock_watch & by   = clock;
+    const uint64_t      turn = graph.turn_of(m.name_space);
+    const auto          use  = [&](auto & object) {
         object.last_turn    = turn;
-        object.last_used_ms = now_ms;
+        object.last_used_ms = by.use_at(now_ms, object.last_used_ms);
         object.hits++;
     };
     conversation * known = graph.find({ m.name_space, m.conversation });
@@ -183,7 +184,7 @@ void catalog::touch(const match & m, int64_t now_ms) {
         // Whoever was here before and got no further was used as a whole, such as a prefix that was stored to be shared.
         for (checkpoint * c : owner->ends) {
             if (c->end == r.node && r.p1 <= m.n_tokens) {
-                c->owner->last_used_ms = now_ms;
+                c->owner->last_used_ms = by.use_at(now_ms, c->owner->last_used_ms);
                 c->owner->index_stale  = true;
             }
         }

@@ -137,6 +137,7 @@ private:
 
     mutable shared_mutex mu; // is taken before those of the RAM tier, the ledger and deferred files
     object_graph         graph GUARDED_BY(mu);
+    clock_watch          clock GUARDED_BY(mu); // of the sweeps
 };
 
 } // namespace kvtier

@@ -170,9 +170,10 @@ status catalog::learn(const checkpoint_record & record, uint64_t file_size) {
         return status::miss("the end of the conversation is not stored any more");
     }
     count.checkpoints_written++;
-    const auto use = [&](auto & object) {
+    const clock_watch & by  = clock;
+    const auto          use = [&](auto & object) {
         object.last_turn    = record.turn;
-        object.last_used_ms = record.header.created_ms;
+        object.last_used_ms = by.use_at(record.header.created_ms, object.last_used_ms);
     };
     conversation & c = graph.add(conversation_id{ record.header.name_space, record.conversation });
     use(c);

@@ -38,6 +38,15 @@ bool is_clock_set(int64_t now_ms) {
     return now_ms >= earliest_ms;
 }
 
+void clock_watch::look(int64_t now_ms) {
+    if (looked_ms == 0 || now_ms < looked_ms) {
+        went_on_ms = 0;
+    } else {
+        went_on_ms += std::min(now_ms - looked_ms, max_step_ms);
+    }
+    looked_ms = now_ms;
+}
+
 std::optional<int64_t> parse_ttl(const std::string & text) {
     static const std::array<std::pair<const char *, int64_t>, 5> known = { {
         { "none", 0 },

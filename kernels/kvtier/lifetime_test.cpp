@@ -238,24 +238,75 @@ TEST(a_conversation_that_is_being_read_does_not_expire) {
     CHECK(is_listed(*s, 1));
 }
 
-TEST(a_clock_that_is_set_back_makes_nothing_last_longer) {
+// The clock goes on for an hour, with a sweep every five minutes.
+static void sweep_for_an_hour(fault_env & disk, store & s, int64_t from) {
+    for (int64_t at = 0; at <= hour; at += 5 * minute) {
+        disk.set_now_ms(from + at);
+        sweep(s);
+    }
+}
+
+TEST(a_clock_is_believed_when_it_has_gone_on_for_an_hour) {
+    clock_watch clock;
+    clock.look(start);
+    CHECK(!clock.is_believed());
+    clock.look(start + 365 * day); // a leap
+    CHECK(!clock.is_believed());
+    for (int64_t at = 5 * minute; at < 50 * minute; at += 5 * minute) {
+        clock.look(start + 365 * day + at);
+        CHECK(!clock.is_believed());
+    }
+    clock.look(start + 365 * day + 50 * minute);
+    CHECK(clock.is_believed());
+    clock.look(start); // set back
+    CHECK(!clock.is_believed());
+}
+
+TEST(a_clock_that_is_set_back_makes_nothing_last_more_than_an_hour_longer) {
     fault_env disk;
     agent     a;
     disk.set_now_ms(start + 365 * day); // a clock that runs a year ahead
     auto s = open(disk, a.m.options());
     CHECK(a.save(*s, 1, expire(day)).is_ok());
     CHECK(a.save(*s, 2, ttl(hour)).is_ok());
-    disk.set_now_ms(start); // and is put right
-    sweep(*s);
+    sweep_for_an_hour(disk, *s, start); // and is put right
     CHECK(is_listed(*s, 1) && info(*s, 2).is_protected);
     s = nullptr;
     disk.set_now_ms(start + 2 * hour);
     s = open(disk, a.m.options());
     sweep(*s);
     CHECK(is_listed(*s, 1) && !info(*s, 2).is_protected);
-    disk.set_now_ms(start + day);
+    disk.set_now_ms(start + hour + day);
     sweep(*s);
     CHECK(!is_listed(*s, 1) && is_listed(*s, 2));
+}
+
+TEST(a_clock_that_begins_years_ago_until_the_network_tells_it_the_time_removes_nothing) {
+    fault_env     disk;
+    agent         a;
+    store_options o = a.m.options();
+    o.expire_ms = 30 * day;
+    disk.set_now_ms(start + 2 * 365 * day);
+    auto s = open(disk, o);
+    CHECK(a.save(*s, 1).is_ok());
+    s = nullptr;
+    disk.set_now_ms(start); // the date of the firmware
+    s = open(disk, o);
+    for (int64_t at = 0; at < 30 * minute; at += 5 * minute) {
+        disk.set_now_ms(start + at);
+        sweep(*s);
+    }
+    CHECK(a.use(*s, 1) == a.session(1).size()); // a use by the wrong clock makes it no older
+    s = nullptr; // what is recorded outlasts a restart, too
+    s = open(disk, o);
+    sweep(*s);
+    disk.set_now_ms(start + 2 * 365 * day + minute);
+    sweep(*s);
+    CHECK(is_listed(*s, 1));
+    CHECK(a.m.restore(*s, a.session(1)) == a.session(1).size());
+    disk.set_now_ms(start + (2 * 365 + 30) * day + minute);
+    sweep(*s);
+    CHECK(!is_listed(*s, 1));
 }
 
 TEST(a_clock_that_has_lost_its_battery_decides_nothing) {
