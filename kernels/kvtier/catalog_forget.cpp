@@ -30,7 +30,12 @@ cut_result catalog::cut_unneeded(uint64_t id, doomed_files & out) {
     const bool has_more = std::any_of(s.runs.begin() + static_cast<std::ptrdiff_t>(cut.n_kept), s.runs.end(),
                                       [](const run & r) { return r.k != key{}; });
     cut.is_being_read = has_more && s.pins != 0;
-    if (has_more && cut.n_kept > 0) {
+    if (!has_more) {
+        return cut;
+    }
+    if (cut.n_kept == 0 && !cut.is_being_read) { // Whoever needed its beginning has gone while the cut waited.
+        graph.forget_segment(s, out);
+    } else {
         graph.forget_runs(s, cut.n_kept, out); // Nobody finds them any more, whether the file can be cut now or later.
         cut.of = cut.is_being_read ? nullptr : it->second;
     }
@@ -79,12 +84,18 @@ void catalog::forget_name_space(const key & name_space, doomed_files & out) {
     ram.erase_name_space(name_space);
 }
 
-void catalog::forget_unusable(doomed_files & out) {
+void catalog::forget_unusable(const std::set<key> * name_spaces, doomed_files & out, std::vector<uint64_t> & left) {
     exclusive_lock guard(mu);
+    const auto     is_meant = [&](const key & name_space) { return name_spaces == nullptr || name_spaces->count(name_space) != 0; };
     std::vector<std::shared_ptr<segment>> loose;
     for (const auto & [id, s] : graph.segments) {
-        if (s->n_attached == 0 && s->pins == 0) {
+        if (s->n_attached != 0 || !is_meant(s->name_space)) {
+            continue;
+        }
+        if (s->pins == 0) {
             loose.push_back(s);
+        } else {
+            left.push_back(id);
         }
     }
     for (const auto & s : loose) {
@@ -92,7 +103,7 @@ void catalog::forget_unusable(doomed_files & out) {
     }
     std::vector<std::shared_ptr<anchor>> stray;
     for (const auto & [id, a] : graph.anchors) {
-        if (a->at == nullptr && a->pins == 0) {
+        if (a->at == nullptr && a->pins == 0 && is_meant(a->name_space)) {
             stray.push_back(a);
         }
     }

@@ -96,4 +96,14 @@ inline bool holds_tokens(fault_env & disk, const std::vector<token> & own) {
     return std::any_of(files.begin(), files.end(), [&](const std::string & path) { return contains(disk.get(path), wanted); });
 }
 
+// Damages the files of pages that hold these tokens.
+inline void damage_pages_of(fault_env & disk, const std::vector<token> & own) {
+    const std::string wanted(reinterpret_cast<const char *>(own.data()), own.size() * sizeof(token));
+    for (const std::string & path : files_with(disk, ".seg")) {
+        if (contains(disk.get(path), wanted)) {
+            disk.damage(path);
+        }
+    }
+}
+
 } // namespace kvtier::test

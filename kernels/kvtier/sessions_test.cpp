@@ -74,6 +74,84 @@ TEST(a_removed_session_leaves_none_of_its_words_in_files_that_others_need) {
     CHECK(s->stats().disk_bytes >= disk.disk_bytes());
 }
 
+TEST(what_waits_to_be_cut_out_of_a_file_goes_with_the_file_when_nobody_needs_that_any_more) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    std::vector<std::vector<token>> talks(2, a.system); // The first page behind it is the same, in the file of the first.
+    for (uint64_t i = 0; i < 2; i++) {
+        append(talks[i], 5, 16);
+        append(talks[i], 100 + i, 40);
+        save_request request = a.m.request(*s, talks[i], 64);
+        request.conversation = { agent::hash(i), 64 + 30, "", {} };
+        CHECK(s->save(request).is_ok());
+    }
+    const std::vector<token> own(talks[0].begin() + 80, talks[0].end());
+    uint64_t freed = 0;
+    {
+        const match held = a.m.lookup(*s, talks[1]);
+        CHECK(s->remove_conversation({}, agent::hash(0), freed).is_ok());
+        CHECK(holds_tokens(disk, own));
+    }
+    damage_pages_of(disk, { talks[1].begin() + 80, talks[1].end() });
+    CHECK(a.m.restore(*s, talks[1]) == 80); // The other one has lost its end, and its name with it.
+    sweep(*s);
+    CHECK(!holds_tokens(disk, own));
+    s = nullptr;
+    s = open(disk, a.m.options());
+    CHECK(a.m.restore(*s, talks[0]) == 64);
+}
+
+TEST(a_removed_session_leaves_nothing_that_lost_its_beginning) {
+    for (const bool is_expired : { false, true }) {
+        for (const bool is_read : { false, true }) { // Somebody reads it while it loses its beginning, and the session goes.
+            fault_env disk;
+            agent     a;
+            auto      s = open(disk, a.m.options());
+            disk.set_now_ms(1700000000000);
+            const lifetime_change life = expire(1000);
+            CHECK(a.save(*s, 1, life).is_ok() && a.save(*s, 2).is_ok());
+            const std::vector<token> tokens = a.session(1);
+            const std::vector<token> own(tokens.begin() + 64, tokens.end());
+            {
+                const match held = is_read ? a.m.lookup(*s, tokens) : match();
+                damage_pages_of(disk, a.system);
+                CHECK(a.m.restore(*s, tokens) == 0);
+                CHECK(a.save(*s, 1, life).is_ok() && a.save(*s, 2).is_ok()); // It is evaluated and stored again.
+                disk.set_now_ms(1700000000000 + 2000);
+                uint64_t freed = 0;
+                CHECK(is_expired ? sweep(*s) > 0 : s->remove_conversation({}, agent::hash(1), freed).is_ok());
+                CHECK(!is_listed(*s, 1) && is_listed(*s, 2));
+                CHECK(holds_tokens(disk, own) == is_read);
+            }
+            s = nullptr;
+            s = open(disk, a.m.options());
+            CHECK(!holds_tokens(disk, own));
+            CHECK(a.m.restore(*s, tokens) == 64 && a.use(*s, 2) == 104);
+        }
+    }
+}
+
+TEST(a_removed_session_leaves_no_damaged_file) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    CHECK(a.save(*s, 1).is_ok());
+    std::vector<token> longer = a.session(1);
+    append(longer, 9, 40);
+    save_request request = a.m.request(*s, longer, 64);
+    request.conversation = { agent::hash(1), 64 + 8, "", {} };
+    CHECK(s->save(request).is_ok());
+    const std::vector<token> words(longer.begin() + 104, longer.end());
+    damage_pages_of(disk, words);
+    CHECK(a.m.restore(*s, longer) == 104);
+    CHECK(holds_tokens(disk, words)); // It is set aside.
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+    CHECK(!holds_tokens(disk, words));
+    CHECK(counts_what_is_there(*s, disk));
+}
+
 TEST(limits_count_sessions) {
     fault_env     disk;
     agent         a;

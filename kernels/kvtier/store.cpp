@@ -161,8 +161,14 @@ status store::remove_conversation(const key & name_space, uint64_t hash, uint64_
     if (!rooms->known.forget_conversation({ name_space, hash }, files, left)) {
         return status::miss("no conversation " + hex(hash));
     }
+    const std::set<key> name_spaces = { name_space };
+    rooms->known.forget_unusable(&name_spaces, files, left); // A later opening could attach it again.
     std::set<std::string> changed;
-    bytes_freed = rooms->files.remove(files, &changed);
+    bytes_freed = rooms->files.finish_deferred(&changed) + rooms->files.remove(files, &changed);
+    if (const uint64_t damaged = rooms->files.empty_quarantine(); damaged > 0) { // they do not tell whose they are
+        bytes_freed += damaged;
+        changed.insert(rooms->layout.model());
+    }
     const status trimmed = trim(*rooms, left, bytes_freed, changed);
     const status synced  = rooms->files.sync_all(changed);
     return trimmed.is_ok() ? synced : trimmed;
@@ -210,6 +216,13 @@ status store::remove_expired(const std::vector<conversation_id> & ids, uint64_t 
     std::vector<uint64_t> left;
     std::set<std::string> changed;
     rooms->known.forget_expired(ids, rooms->e.now_ms(), files, left);
+    if (!files.empty()) {
+        std::set<key> name_spaces;
+        for (const conversation_id & id : ids) {
+            name_spaces.insert(id.first);
+        }
+        rooms->known.forget_unusable(&name_spaces, files, left); // A later opening could attach it again.
+    }
     bytes_freed = rooms->files.finish_deferred(&changed) + rooms->files.remove(files, &changed);
     if (!files.empty()) {
         bytes_freed += rooms->files.empty_quarantine(); // damaged files do not tell whose they are
@@ -236,7 +249,7 @@ status store::gc(uint64_t & bytes_freed, bool with_expired) {
         if (with_expired) {
             rooms->known.forget_expired(rooms->known.expired(rooms->e.now_ms()), rooms->e.now_ms(), files, left);
         }
-        rooms->known.forget_unusable(files);
+        rooms->known.forget_unusable(nullptr, files, left);
         rooms->files.remove(files, &changed);
         (void) trim(*rooms, left, trimmed, changed).is_ok(); // What could not be cut is tried again.
         (void) rooms->files.sync_all(changed).is_ok();
