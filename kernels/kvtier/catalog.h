@@ -120,7 +120,7 @@ public:
     cut_result   cut_unneeded(uint64_t segment, doomed_files & out);
     void         is_cut(uint64_t segment, size_t n_kept);
     eviction     next_eviction(int64_t now_ms) const;
-    doomed_files evict(const eviction & next);
+    doomed_files evict(const eviction & next, std::vector<uint64_t> & left);
 
     // What could not be read, if it is still the same that was read: a new one may be in its place. False: it stays. Its files
     // are given up while nobody else can ask: a save that finds it missing writes a new file of that name, and must find the

@@ -322,20 +322,30 @@ eviction catalog::next_eviction(int64_t now_ms) const {
     return least_worth(graph, protection(graph, options.protected_bytes, now_ms), now_ms, n_lookups.load());
 }
 
-doomed_files catalog::evict(const eviction & next) {
+doomed_files catalog::evict(const eviction & next, std::vector<uint64_t> & left) {
     doomed_files   out;
     exclusive_lock guard(mu);
     const auto & [of_segment, of_anchor, worth] = next;
-    const bool has_segment = of_segment != nullptr && graph.segments.count(of_segment->id) != 0;
-    const bool has_anchor  = of_anchor != nullptr && graph.anchors.count({ of_anchor->name_space, of_anchor->k }) != 0;
-    if (has_segment && of_segment->pins == 0) {
-        graph.forget_segment(*of_segment, out);
-        count.evicted_segments++;
-    } else if (has_anchor && of_anchor->pins == 0) {
-        graph.forget_checkpoints_at(of_anchor->at, out);
-        graph.forget_anchor(of_anchor, out);
-        count.evicted_anchors++;
+    const auto has_segment = [&, &s = of_segment] { return s != nullptr && graph.segments.count(s->id) != 0; };
+    const auto has_anchor  = [&, &a = of_anchor] { return a != nullptr && graph.anchors.count({ a->name_space, a->k }) != 0; };
+    const size_t n_segments = graph.segments.size();
+    const size_t n_anchors  = graph.anchors.size();
+    if (has_segment() && of_segment->pins == 0) {
+        graph.forget_ending(*of_segment, nullptr, out, left);
+        if (has_segment()) {
+            graph.forget_segment(*of_segment, out);
+        }
+    } else if (has_anchor() && of_anchor->pins == 0) {
+        if (of_anchor->at != nullptr) {
+            graph.forget_ending(*of_anchor->at->owner, of_anchor->at, out, left);
+        }
+        if (has_anchor()) {
+            graph.forget_checkpoints_at(of_anchor->at, out);
+            graph.forget_anchor(of_anchor, out);
+        }
     }
+    count.evicted_segments += n_segments - graph.segments.size();
+    count.evicted_anchors += n_anchors - graph.anchors.size();
     return out;
 }
 

@@ -32,7 +32,9 @@ uint64_t evictor::evictable_bytes() const {
 }
 
 static bool evict(store_rooms & rooms, const eviction & next) REQUIRES(rooms.files.writing) {
-    const doomed_files gone = rooms.known.evict(next);
+    std::vector<uint64_t> left;
+    const doomed_files    gone = rooms.known.evict(next, left);
+    rooms.untrimmed.insert(left.begin(), left.end()); // It is cut when a save is over: that takes room, which is just being made.
     if (gone.empty()) {
         return !next.is_empty(); // it was pinned or went since: look again
     }

@@ -304,10 +304,12 @@ size_t object_graph::n_needed(const segment & s) const {
     return n;
 }
 
-std::vector<uint64_t> object_graph::forget_conversation(conversation & c, doomed_files & out) {
+std::vector<uint64_t> object_graph::forget_conversation(conversation & c, doomed_files & out, bool with_static) {
     std::vector<uint64_t> mine; // ids: a segment may go while another is looked at
     for (const segment * s : segments_of(c)) {
-        mine.push_back(s->id);
+        if (with_static || (s->flags & format::flag_static_prefix) == 0) {
+            mine.push_back(s->id);
+        }
     }
     while (c.checkpoints.size() > 1) {
         forget_checkpoint(*c.checkpoints.rbegin()->second, out);
@@ -316,6 +318,22 @@ std::vector<uint64_t> object_graph::forget_conversation(conversation & c, doomed
     forget_unneeded(mine, out);
     mine.erase(std::remove_if(mine.begin(), mine.end(), [&](uint64_t id) { return segments.count(id) == 0; }), mine.end());
     return mine;
+}
+
+void object_graph::forget_ending(const segment & s, const run * at, doomed_files & out, std::vector<uint64_t> & left) {
+    std::map<conversation_id, size_t> n_ending;
+    for (const checkpoint * c : s.ends) {
+        n_ending[c->owner->id()] += at == nullptr || c->end == at;
+    }
+    for (const auto & [id, n] : n_ending) {
+        conversation &               c    = *find(id);
+        const std::vector<segment *> mine = segments_of(c);
+        const bool goes_on = std::any_of(mine.begin(), mine.end(), [](const segment * one) { return one->awaited_by != 0; });
+        if (n == c.checkpoints.size() && !goes_on && !is_being_read(c)) {
+            const std::vector<uint64_t> shared = forget_conversation(c, out, false);
+            left.insert(left.end(), shared.begin(), shared.end());
+        }
+    }
 }
 
 std::vector<uint64_t> object_graph::forget_awaited(const conversation_id & id, doomed_files & out, bool & found) {

@@ -117,7 +117,12 @@ public:
     bool retire(checkpoint & c, doomed_files & out, std::vector<uint64_t> & left);
 
     // With everything that only it uses, file by file. Gives the segments that it was in and that are still there.
-    std::vector<uint64_t> forget_conversation(conversation & c, doomed_files & out);
+    std::vector<uint64_t> forget_conversation(conversation & c, doomed_files & out, bool with_static = true);
+
+    // Conversations that have no checkpoint but those at this run of the segment (null: at any of it), which is about to be evicted:
+    // once they are not listed, nobody could remove the rest of their words, and it would never expire. A static prefix stays:
+    // others begin with it. So does the rest of one that somebody reads or that is about to go on, as it will be listed again.
+    void forget_ending(const segment & s, const run * at, doomed_files & out, std::vector<uint64_t> & left);
 
     // What was written for a conversation whose checkpoint is still to come, as far as nobody else uses it. Gives the segments
     // of it that are still there.

@@ -350,6 +350,67 @@ TEST(a_session_beyond_the_limit_leaves_nothing_of_itself_in_what_others_share) {
     CHECK(a.use(*s, 2) == 104 && a.m.restore(*s, other) == other.size());
 }
 
+TEST(a_session_whose_end_is_evicted_goes_whole) {
+    for (const bool is_folded : { false, true }) {
+        for (const bool is_shared : { false, true }) { // Another one, which is kept, goes on from its first page.
+            fault_env disk;
+            agent     a;
+            a.m.folded_size = is_folded ? 60000 : 0;
+            store_options o = a.m.options();
+            o.max_bytes     = 500 << 10;
+            o.segment_bytes = 4096; // A turn takes several.
+            auto s = open(disk, o);
+            CHECK(a.save(*s, 1, {}, 320).is_ok());
+            const std::vector<token> tokens = a.session(1, 320);
+            std::vector<token>       other;
+            if (is_shared) {
+                CHECK(save_branch(*s, a, tokens, 3, other).is_ok());
+                CHECK(s->set_lifetime({}, agent::hash(3), ttl(forever_ms)).is_ok());
+            }
+            for (uint64_t i = 10; i < 400 && is_listed(*s, 1); i++) {
+                CHECK(a.save(*s, i, {}, 320).is_ok());
+            }
+            CHECK(!is_listed(*s, 1));
+            for (size_t at = is_shared ? 80 : 64; at + 16 <= tokens.size(); at += 16) { // A page of its words.
+                const auto page = tokens.begin() + static_cast<std::ptrdiff_t>(at);
+                CHECK(!holds_tokens(disk, { page, page + 16 }));
+            }
+            CHECK(!is_shared || a.m.restore(*s, other) == other.size());
+            CHECK(is_folded || holds_tokens(disk, a.system)); // Others begin with it.
+            CHECK(counts_what_is_there(*s, disk));
+        }
+    }
+}
+
+TEST(a_session_that_is_read_or_goes_on_while_its_end_is_evicted_keeps_the_rest) {
+    for (const bool goes_on : { false, true }) {
+        fault_env disk;
+        agent     a;
+        store_options o = a.m.options();
+        o.max_bytes     = 500 << 10;
+        o.segment_bytes = 4096;
+        auto s = open(disk, o);
+        CHECK(a.save(*s, 1, {}, 320).is_ok());
+        std::vector<token> tokens = a.session(1, 320);
+        tokens.resize(64 + 160);
+        append(tokens, 9, 32);
+        match held;
+        if (goes_on) { // Its history was changed, and its next answer is still to come.
+            save_request part = a.m.request(*s, tokens, 64, false);
+            part.conversation = { agent::hash(1), 64 + 8, "", {} };
+            CHECK(s->save(part).is_ok());
+        } else {
+            tokens.resize(64 + 160);
+            held = a.m.lookup(*s, tokens);
+        }
+        for (uint64_t i = 10; i < 400 && is_listed(*s, 1); i++) {
+            CHECK(a.save(*s, i, {}, 320).is_ok());
+        }
+        CHECK(!is_listed(*s, 1));
+        CHECK(a.m.restore(*s, tokens) >= 64 + 160);
+    }
+}
+
 int main() {
     return run_tests();
 }
