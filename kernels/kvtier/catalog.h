@@ -18,7 +18,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -107,8 +106,9 @@ public:
     // catalog_forget.cpp: what goes
     bool         forget_conversation(const conversation_id & id, doomed_files & out, std::vector<uint64_t> & left);
     void         forget_name_space(const key & name_space, doomed_files & out);
-    // Of these name spaces (null: of all), what hangs in the air: it does not tell whose it is. What is being read is left.
-    void         forget_unusable(const std::set<key> * name_spaces, doomed_files & out, std::vector<uint64_t> & left);
+    // What hangs in the air: it does not tell whose it is. What is being read is left. Where a checkpoint could not be read, the next
+    // opening may make it usable; only `all_of` loses it nevertheless.
+    void         forget_unusable(const key * all_of, doomed_files & out, std::vector<uint64_t> & left);
     void         forget_surplus(const key & name_space, const conversation_id * changed, int64_t now_ms, doomed_files & out,
                                 std::vector<uint64_t> & left); // null: all
     std::vector<conversation_id> expired(int64_t now_ms);

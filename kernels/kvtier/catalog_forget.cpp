@@ -9,7 +9,8 @@ namespace kvtier {
 bool catalog::forget_conversation(const conversation_id & id, doomed_files & out, std::vector<uint64_t> & left) {
     exclusive_lock guard(mu);
     bool           found = false;
-    left = graph.forget_awaited(id, out, found);
+    left  = graph.forget_awaited(id, out, found);
+    found = graph.forget_unread(id, out) || found;
     if (conversation * c = graph.find(id)) {
         const std::vector<uint64_t> shared = graph.forget_conversation(*c, out);
         left.insert(left.end(), shared.begin(), shared.end());
@@ -79,14 +80,26 @@ void catalog::forget_name_space(const key & name_space, doomed_files & out) {
         for (const auto & a : left) {
             graph.forget_anchor(a, out);
         }
+        std::vector<conversation_id> unread;
+        for (const auto & [id, c] : graph.unread) {
+            if (id.first == name_space) {
+                unread.push_back(id);
+            }
+        }
+        for (const conversation_id & id : unread) {
+            graph.forget_unread(id, out);
+        }
         graph.turns.erase(name_space);
     }
     ram.erase_name_space(name_space);
 }
 
-void catalog::forget_unusable(const std::set<key> * name_spaces, doomed_files & out, std::vector<uint64_t> & left) {
+void catalog::forget_unusable(const key * all_of, doomed_files & out, std::vector<uint64_t> & left) {
     exclusive_lock guard(mu);
-    const auto     is_meant = [&](const key & name_space) { return name_spaces == nullptr || name_spaces->count(name_space) != 0; };
+    const auto     is_meant = [&](const key & name_space) {
+        const auto unread = graph.unread.lower_bound({ name_space, 0 });
+        return all_of != nullptr ? name_space == *all_of : unread == graph.unread.end() || unread->first.first != name_space;
+    };
     std::vector<std::shared_ptr<segment>> loose;
     for (const auto & [id, s] : graph.segments) {
         if (s->n_attached != 0 || !is_meant(s->name_space)) {

@@ -1,6 +1,6 @@
 // Whatever happens to the files, nothing crashes, no wrong state is given, and every damaged file counts under its reason.
 #include "kvtier/file_names.h"
-#include "kvtier/store_testing.h"
+#include "kvtier/session_testing.h"
 
 #include <map>
 
@@ -379,6 +379,76 @@ TEST(a_folder_that_cannot_be_read_costs_only_what_is_in_it) {
         CHECK(store::open(disk, m.options(), s).is_ok());
         CHECK(s != nullptr && m.restore(*s, tokens) == 64);
         CHECK(s != nullptr && bob.restore(*s, tokens) == (closed == aside ? 64u : 0u));
+    }
+}
+
+// Where a call that opens or lists such a path is refused for the time of one opening.
+static void check_unread(const std::string & part, bool is_used) {
+    failing_env disk;
+    agent       a;
+    const auto  life = [](uint64_t i) { return i % 2 != 0 ? ttl(forever_ms) : expire(7 * 86400000); };
+    {
+        auto s = open(disk, a.m.options());
+        for (uint64_t i = 0; i < 4; i++) {
+            CHECK(a.save(*s, i, life(i)).is_ok());
+        }
+    }
+    disk.no_open = part;
+    disk.no_list = part;
+    {
+        auto s = open(disk, a.m.options());
+        CHECK(s->stats().values.read_errors > 0);
+        if (is_used) {
+            CHECK(a.save(*s, 2).is_ok() && is_listed(*s, 2));
+        }
+        sweep(*s);
+        uint64_t freed = 0;
+        CHECK(s->gc(freed).is_ok());
+    }
+    disk.no_open = "";
+    disk.no_list = "";
+    CHECK(files_with(disk, "/quarantine/").empty());
+    auto s = open(disk, a.m.options());
+    CHECK(s->list().size() == 4);
+    for (uint64_t i = 0; i < 4; i++) {
+        CHECK(is_listed(*s, i) && info(*s, i).life == life(i).applied_to({}));
+        CHECK(a.use(*s, i) == 104);
+    }
+    CHECK(counts_what_is_there(*s, disk));
+}
+
+// The file with the pages of the system prompt, which all sessions begin with: the first that is written.
+static const char * const first_segment = "/pages/0000000000000001.seg";
+
+TEST(what_one_opening_cannot_read_costs_no_session_its_name_or_how_long_it_is_kept) {
+    for (const bool is_used : { false, true }) {
+        check_unread(first_segment, is_used);
+        check_unread("/ckpt-1.bin", is_used);
+    }
+    check_unread("/pages", false); // Nothing is added there.
+    check_unread("/index.bin", false);
+}
+
+TEST(a_session_that_could_not_be_read_is_removed) {
+    for (const bool is_whole_user : { false, true }) {
+        failing_env disk;
+        agent       a;
+        {
+            auto s = open(disk, a.m.options());
+            CHECK(a.save(*s, 1).is_ok() && a.save(*s, 2).is_ok());
+        }
+        disk.no_open = first_segment;
+        auto     s = open(disk, a.m.options());
+        uint64_t freed = 0;
+        CHECK(s->list().empty());
+        CHECK((is_whole_user ? s->remove_name_space({}, freed) : s->remove_conversation({}, agent::hash(1), freed)).is_ok());
+        CHECK(s->remove_conversation({}, agent::hash(1), freed).is_miss());
+        disk.no_open = "";
+        s = nullptr;
+        s = open(disk, a.m.options());
+        const std::vector<token> gone = a.session(1);
+        CHECK(!holds_tokens(disk, { gone.begin() + 64, gone.end() }));
+        CHECK(!is_listed(*s, 1) && files_with(disk, hex(agent::hash(1))).empty());
     }
 }
 

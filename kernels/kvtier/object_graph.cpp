@@ -73,7 +73,9 @@ bool object_graph::link(const std::shared_ptr<anchor> & a) {
 conversation & object_graph::add(const conversation_id & id) {
     auto & slot = conversations[id];
     if (slot == nullptr) {
-        slot = std::make_unique<conversation>(id);
+        const auto it = unread.find(id);
+        slot = it != unread.end() ? std::move(it->second) : std::make_unique<conversation>(id);
+        unread.erase(id);
     }
     return *slot;
 }
@@ -106,8 +108,7 @@ void object_graph::forget_anchor(const std::shared_ptr<anchor> & a, doomed_files
 }
 
 void object_graph::forget_checkpoint(checkpoint & c, doomed_files & out) {
-    conversation &    owner  = *c.owner;
-    const std::string folder = layout->conversation(owner.name_space, owner.hash);
+    conversation & owner = *c.owner;
     for (segment * s : c.segments) {
         const auto it = s->users.find(&owner);
         if (it != s->users.end() && --it->second == 0) {
@@ -116,16 +117,35 @@ void object_graph::forget_checkpoint(checkpoint & c, doomed_files & out) {
     }
     std::vector<checkpoint *> & ends = c.end->owner->ends;
     ends.erase(std::remove(ends.begin(), ends.end(), &c), ends.end());
-    out.push_back({ folder, names::checkpoint(c.number), doomed_file::fate::remove_and_sync });
+    out.push_back({ layout->conversation(owner.name_space, owner.hash), names::checkpoint(c.number),
+                    doomed_file::fate::remove_and_sync });
     owner.index_stale = true;
     owner.checkpoints.erase(c.number);
     if (owner.checkpoints.empty()) {
-        if (owner.index_size > 0) {
-            out.push_back({ folder, names::index_file, doomed_file::fate::remove });
-        }
-        out.push_back({ layout->name_space(owner.name_space), hex(owner.hash), doomed_file::fate::remove_folder });
+        doom_folder(owner, out);
         conversations.erase(owner.id());
     }
+}
+
+void object_graph::doom_folder(const conversation & c, doomed_files & out) const {
+    const std::string folder = layout->conversation(c.name_space, c.hash);
+    for (const std::string & name : c.unread) {
+        out.push_back({ folder, name, doomed_file::fate::remove_and_sync });
+    }
+    if (c.index_size > 0) {
+        out.push_back({ folder, names::index_file, doomed_file::fate::remove });
+    }
+    out.push_back({ layout->name_space(c.name_space), hex(c.hash), doomed_file::fate::remove_folder });
+}
+
+bool object_graph::forget_unread(const conversation_id & id, doomed_files & out) {
+    const auto it = unread.find(id);
+    if (it == unread.end()) {
+        return false;
+    }
+    doom_folder(*it->second, out);
+    unread.erase(it);
+    return true;
 }
 
 void object_graph::forget_checkpoints_at(const run * at, doomed_files & out) {

@@ -54,6 +54,7 @@ struct conversation {
     lifetime       life;
     std::map<uint32_t, std::unique_ptr<checkpoint>> checkpoints;
     uint32_t       next_number  = 1;
+    std::vector<std::string> unread; // names of its files that could not be used at opening, but may be at the next one
 
     conversation_id id() const { return { name_space, hash }; }
 };
@@ -90,6 +91,7 @@ public:
     std::unordered_map<uint64_t, std::shared_ptr<segment>>   segments; // by id
     std::map<std::pair<key, key>, std::shared_ptr<anchor>>   anchors;  // by name space and key
     std::map<conversation_id, std::unique_ptr<conversation>> conversations;
+    std::map<conversation_id, std::unique_ptr<conversation>> unread;   // have no checkpoint but such: they are not listed
     std::map<key, uint64_t>                                  turns;    // of every name space that was used
     uint64_t                                                 next_segment = 1;
 
@@ -98,7 +100,7 @@ public:
 
     void           add(const std::vector<std::shared_ptr<segment>> & segments);
     void           add(const std::shared_ptr<anchor> & a);
-    conversation & add(const conversation_id & id); // the one that is there, or a new one
+    conversation & add(const conversation_id & id); // the one that is there, listed or not, or a new one
 
     // The end of its chain must be stored.
     void add(std::unique_ptr<checkpoint> c, conversation & owner, run & end);
@@ -119,6 +121,8 @@ public:
     // With everything that only it uses, file by file. Gives the segments that it was in and that are still there.
     std::vector<uint64_t> forget_conversation(conversation & c, doomed_files & out, bool with_static = true);
 
+    bool forget_unread(const conversation_id & id, doomed_files & out); // False: there is none.
+
     // Conversations that have no checkpoint but those at this run of the segment (null: at any of it), which is about to be evicted:
     // once they are not listed, nobody could remove the rest of their words, and it would never expire. A static prefix stays:
     // others begin with it. So does the rest of one that somebody reads or that is about to go on, as it will be listed again.
@@ -137,6 +141,8 @@ public:
     void forget_unneeded(std::vector<uint64_t> ids, doomed_files & out); // of these segments, what no conversation needs
 
 private:
+    void doom_folder(const conversation & c, doomed_files & out) const; // with all in it but checkpoints that were read
+
     const file_layout * layout;
     ram_tier *          ram;
 };

@@ -112,6 +112,7 @@ status recovery::list_finished(const std::string & folder, std::vector<dir_entry
         if (!s.is_miss()) {
             rooms.count.read_errors++;
             rooms.files.leave_alone(folder);
+            unread.try_emplace(folder);
             // Segments may lie there, and no two have the same number: the clock is ahead of all that were ever given.
             found.next_segment = std::max(found.next_segment, static_cast<uint64_t>(std::max<int64_t>(rooms.e.now_ms(), 1)));
         }
@@ -156,6 +157,7 @@ void recovery::refuse(const std::string & folder, const dir_entry & entry, const
         rooms.files.note(path, why);
     } else {
         rooms.count.read_errors++;
+        unread[folder].push_back(entry.name);
     }
     if (why.is_corrupt()) {
         rooms.files.set_aside(folder, entry.name);
@@ -255,7 +257,12 @@ void recovery::scan_conversation(const conversation_id & id) {
     }
     uint64_t & turn = found.turns[id.first];
     turn = std::max(turn, c.last_turn);
-    if (c.checkpoints.empty()) {
+    if (const auto it = unread.find(folder); it != unread.end()) {
+        c.unread = it->second;
+    }
+    if (c.checkpoints.empty() && !c.unread.empty()) {
+        found.unread.insert(found.conversations.extract(id)); // How long it is to be kept must not be lost meanwhile.
+    } else if (c.checkpoints.empty()) {
         if (c.index_size > 0) {
             rooms.files.remove_file(names::join(folder, names::index_file));
         }
@@ -285,6 +292,9 @@ void recovery::scan_checkpoint(conversation & c, const std::string & folder, con
         run * end = found.index.find(record.runs.back().k);
         if (end == nullptr || end->p1 != record.n_tokens || end->owner->name_space != c.name_space ||
             end->owner->root != record.header.root) {
+            if (end == nullptr && unread.count(rooms.layout.pages(c.name_space)) != 0) {
+                return status::io_error(names::join(folder, entry.name) + ": names state that may be in what could not be read");
+            }
             return status::corrupt(damage::incomplete, "names state that is not stored");
         }
         found.add(make_checkpoint(record, file_size), c, *end);
@@ -321,7 +331,8 @@ void recovery::scan_uses(conversation & c, const std::string & folder, const dir
         }
         return status::ok();
     };
-    c.index_stale = !scan_file(folder, entry, format::kind_index, learn);
+    const bool is_read = scan_file(folder, entry, format::kind_index, learn);
+    c.index_stale = !is_read && unread.count(folder) == 0; // One that could not be read is not written over needlessly.
 }
 
 // State was last used when a checkpoint was that needs it.

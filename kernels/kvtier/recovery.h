@@ -7,6 +7,7 @@
 #include "kvtier/store_rooms.h"
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_set>
@@ -50,6 +51,7 @@ private:
     std::vector<std::shared_ptr<anchor>>  anchors;
     std::vector<conversation_id>          conversations;
     std::unordered_set<uint64_t>          ids; // of the segments
+    std::map<std::string, std::vector<std::string>> unread; // by folder: its files that could not be read; none: it could not be
 };
 
 } // namespace kvtier

@@ -161,8 +161,7 @@ status store::remove_conversation(const key & name_space, uint64_t hash, uint64_
     if (!rooms->known.forget_conversation({ name_space, hash }, files, left)) {
         return status::miss("no conversation " + hex(hash));
     }
-    const std::set<key> name_spaces = { name_space };
-    rooms->known.forget_unusable(&name_spaces, files, left); // A later opening could attach it again.
+    rooms->known.forget_unusable(&name_space, files, left); // A later opening could attach it again.
     std::set<std::string> changed;
     bytes_freed = rooms->files.finish_deferred(&changed) + rooms->files.remove(files, &changed);
     if (const uint64_t damaged = rooms->files.empty_quarantine(); damaged > 0) { // they do not tell whose they are
@@ -217,11 +216,7 @@ status store::remove_expired(const std::vector<conversation_id> & ids, uint64_t 
     std::set<std::string> changed;
     rooms->known.forget_expired(ids, rooms->e.now_ms(), files, left);
     if (!files.empty()) {
-        std::set<key> name_spaces;
-        for (const conversation_id & id : ids) {
-            name_spaces.insert(id.first);
-        }
-        rooms->known.forget_unusable(&name_spaces, files, left); // A later opening could attach it again.
+        rooms->known.forget_unusable(nullptr, files, left); // A later opening could attach it again.
     }
     bytes_freed = rooms->files.finish_deferred(&changed) + rooms->files.remove(files, &changed);
     if (!files.empty()) {
