@@ -165,10 +165,10 @@ match catalog::next_restore(const conversation_id & id, size_t below) const {
 }
 
 void catalog::touch(const match & m, int64_t now_ms) {
-    exclusive_lock      guard(mu);
-    const clock_watch & by   = clock;
-    const uint64_t      turn = graph.turn_of(m.name_space);
-    const auto          use  = [&](auto & object) {
+    exclusive_lock    guard(mu);
+    const clock_watch by   = clock;
+    const uint64_t    turn = graph.turn_of(m.name_space);
+    const auto        use  = [&](auto & object) {
         object.last_turn    = turn;
         object.last_used_ms = by.use_at(now_ms, object.last_used_ms);
         object.hits++;

@@ -3,6 +3,7 @@
 #include "kvtier/protection.h"
 
 #include <algorithm>
+#include <set>
 
 namespace kvtier {
 
@@ -96,9 +97,12 @@ void catalog::forget_name_space(const key & name_space, doomed_files & out) {
 
 void catalog::forget_unusable(const key * all_of, doomed_files & out, std::vector<uint64_t> & left) {
     exclusive_lock guard(mu);
-    const auto     is_meant = [&](const key & name_space) {
-        const auto unread = graph.unread.lower_bound({ name_space, 0 });
-        return all_of != nullptr ? name_space == *all_of : unread == graph.unread.end() || unread->first.first != name_space;
+    std::set<key>  unread; // name spaces
+    for (const auto & [id, c] : graph.unread) {
+        unread.insert(id.first);
+    }
+    const auto is_meant = [&](const key & name_space) {
+        return all_of != nullptr ? name_space == *all_of : unread.count(name_space) == 0;
     };
     std::vector<std::shared_ptr<segment>> loose;
     for (const auto & [id, s] : graph.segments) {
@@ -335,24 +339,30 @@ eviction catalog::next_eviction(int64_t now_ms) const {
     return least_worth(graph, protection(graph, options.protected_bytes, now_ms), now_ms, n_lookups.load());
 }
 
+static bool is_stored(const object_graph & all, const std::shared_ptr<segment> & s) {
+    return s != nullptr && all.segments.count(s->id) != 0;
+}
+
+static bool is_stored(const object_graph & all, const std::shared_ptr<anchor> & a) {
+    return a != nullptr && all.anchors.count({ a->name_space, a->k }) != 0;
+}
+
 doomed_files catalog::evict(const eviction & next, std::vector<uint64_t> & left) {
     doomed_files   out;
     exclusive_lock guard(mu);
     const auto & [of_segment, of_anchor, worth] = next;
-    const auto has_segment = [&, &s = of_segment] { return s != nullptr && graph.segments.count(s->id) != 0; };
-    const auto has_anchor  = [&, &a = of_anchor] { return a != nullptr && graph.anchors.count({ a->name_space, a->k }) != 0; };
     const size_t n_segments = graph.segments.size();
     const size_t n_anchors  = graph.anchors.size();
-    if (has_segment() && of_segment->pins == 0) {
+    if (is_stored(graph, of_segment) && of_segment->pins == 0) {
         graph.forget_ending(*of_segment, nullptr, out, left);
-        if (has_segment()) {
+        if (is_stored(graph, of_segment)) {
             graph.forget_segment(*of_segment, out);
         }
-    } else if (has_anchor() && of_anchor->pins == 0) {
+    } else if (is_stored(graph, of_anchor) && of_anchor->pins == 0) {
         if (of_anchor->at != nullptr) {
             graph.forget_ending(*of_anchor->at->owner, of_anchor->at, out, left);
         }
-        if (has_anchor()) {
+        if (is_stored(graph, of_anchor)) {
             graph.forget_checkpoints_at(of_anchor->at, out);
             graph.forget_anchor(of_anchor, out);
         }

@@ -170,8 +170,8 @@ status catalog::learn(const checkpoint_record & record, uint64_t file_size) {
         return status::miss("the end of the conversation is not stored any more");
     }
     count.checkpoints_written++;
-    const clock_watch & by  = clock;
-    const auto          use = [&](auto & object) {
+    const clock_watch by  = clock;
+    const auto        use = [&](auto & object) {
         object.last_turn    = record.turn;
         object.last_used_ms = by.use_at(record.header.created_ms, object.last_used_ms);
     };
