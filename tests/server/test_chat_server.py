@@ -121,7 +121,7 @@ def test_a_chat_starts_from_nothing_and_takes_its_server_along(tmp_path: Path) -
     environment = {**os.environ, **home_in(tmp_path, ROOT), "LLAMA_ARG_PORT": str(free_port()), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pyrun", "chat", "--no-build", "--backend", "cpu", "--tools", "none"]
     with Terminal(command, environment, tmp_path) as terminal:
-        terminal.wait("/help lists the rest")
+        terminal.wait("of 8,192 tokens")  # the line below the prompt, which is read from then on
         launcher, *_ = psutil.Process(terminal.process.pid).children()
         server = only_server(launcher.pid)
         terminal.send("\x04")
