@@ -213,7 +213,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "give the command again when there is room: what has arrived is not sent again"
+        hint = "check its room, who may write there, and whether it takes so large a file; what has arrived stays"
         raise UserError(f"cannot write {path}: {error.strerror or error}", hint) from error
 
 

@@ -23,7 +23,7 @@ NO_RESULT_TOKENS = 24
 
 
 class SessionGoneError(UserError):
-    """Nothing of this session is on the disk any more."""
+    """Nothing of this chat is on the disk any more."""
 
     def __init__(self) -> None:
         super().__init__("this chat was forgotten or removed meanwhile", "leave it, and begin another")
