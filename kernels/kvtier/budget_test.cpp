@@ -346,15 +346,7 @@ TEST(no_store_of_a_process_starves_the_other) {
     uint64_t   now  = 0;
     const auto save = [&](store & to, uint64_t seed) {
         disk.set_now_ms(1700000000000 + static_cast<int64_t>(++now) * 60000);
-        const std::vector<token> tokens = random_tokens(seed, 64);
-        plan_request p;
-        p.root             = m.root();
-        p.root.fingerprint = to.options().fingerprint;
-        p.tokens           = tokens.data();
-        p.n_tokens         = tokens.size();
-        save_request request = to.plan(p);
-        m.fill(request);
-        return to.save(request).is_ok();
+        return m.save(to, random_tokens(seed, 64)).is_ok();
     };
     for (uint64_t i = 0; i < 40; i++) {
         CHECK(save(*s, i));
@@ -401,15 +393,7 @@ TEST(stores_that_evict_for_each_other_do_not_deadlock) {
             for (uint64_t n = 0; n < 20; n++) { // opened and closed while the others ask
                 auto s = open(disk, o);
                 for (uint64_t k = 0; k < 10; k++) {
-                    const std::vector<token> tokens = random_tokens(n * 1000 + k, 64);
-                    plan_request p;
-                    p.root             = m.root();
-                    p.root.fingerprint = o.fingerprint;
-                    p.tokens           = tokens.data();
-                    p.n_tokens         = tokens.size();
-                    save_request request = s->plan(p);
-                    m.fill(request);
-                    const status saved = s->save(request);
+                    const status saved = m.save(*s, random_tokens(n * 1000 + k, 64));
                     CHECK(saved.is_ok() || saved.is_no_space());
                 }
             }

@@ -254,15 +254,16 @@ std::vector<conversation_id> catalog::expired(int64_t now_ms) {
     }
     exclusive_lock guard(mu);
     clock.look(now_ms);
-    const bool believed = clock.is_believed(); // Else, once it is right again, all would be as old as it was wrong.
-    for (const auto & [id, s] : graph.segments) {
-        s->last_used_ms = believed ? std::min(s->last_used_ms, now_ms) : s->last_used_ms;
+    if (clock.is_believed()) { // Else, once it is right again, all would be as old as it was wrong.
+        for (const auto & [id, s] : graph.segments) {
+            s->last_used_ms = std::min(s->last_used_ms, now_ms);
+        }
+        for (const auto & [id, c] : graph.conversations) {
+            c->index_stale  = c->index_stale || c->last_used_ms > now_ms;
+            c->last_used_ms = std::min(c->last_used_ms, now_ms);
+        }
     }
     for (const auto & [id, c] : graph.conversations) {
-        if (believed && c->last_used_ms > now_ms) {
-            c->last_used_ms = now_ms;
-            c->index_stale  = true;
-        }
         if (has_expired(*c, options, now_ms)) {
             out.push_back(id);
         }

@@ -50,15 +50,7 @@ struct two_processes {
     }
 
     status save(store & to, uint64_t seed) const {
-        const std::vector<token> tokens = random_tokens(seed, 64);
-        plan_request p;
-        p.root             = m.root();
-        p.root.fingerprint = to.options().fingerprint;
-        p.tokens           = tokens.data();
-        p.n_tokens         = tokens.size();
-        save_request request = to.plan(p);
-        m.fill(request);
-        return to.save(request);
+        return m.save(to, random_tokens(seed, 64));
     }
 
     void fill(store & to) const {

@@ -120,10 +120,11 @@ struct model {
     save_request request(const store & s, const std::vector<token> & tokens, uint32_t n_static = 0,
                          bool checkpoint = true, std::vector<uint32_t> anchors = {}) const {
         plan_request p;
-        p.root     = root();
-        p.tokens   = tokens.data();
-        p.n_tokens = tokens.size();
-        p.n_static = n_static;
+        p.root             = root();
+        p.root.fingerprint = s.options().fingerprint; // Some tests have stores of several models.
+        p.tokens           = tokens.data();
+        p.n_tokens         = tokens.size();
+        p.n_static         = n_static;
         if (folded_size > 0) {
             anchors.push_back(static_cast<uint32_t>(tokens.size()));
             p.anchors = anchors;
