@@ -56,7 +56,8 @@ bool free_room(store_rooms & rooms, uint64_t n_bytes) {
     disk_budget & budget   = rooms.bytes.budget();
     const auto    has_room = [&](uint64_t used) { return n_bytes <= budget.limit() && used <= budget.limit() - n_bytes; };
     if (!has_room(budget.used())) {
-        rooms.files.empty_quarantine();
+        uint64_t freed = 0;
+        (void) rooms.files.empty_quarantine(freed).is_ok();
     }
     const uint64_t used = budget.used();
     if (!has_room(used) &&

@@ -154,17 +154,15 @@ uint64_t object_files::remove(const doomed_files & files, std::set<std::string> 
     for (size_t i = 0; i < files.size(); i++) {
         const doomed_file & file = files[i];
         const std::string   path = file.path();
-        if (file.what == doomed_file::fate::set_aside) {
-            set_aside(file.folder, file.name);
-            continue;
-        }
-        const status s = change([&] { return file.is_folder() ? e.remove_dir(path) : e.remove_file(path); });
+        const status        s    = file.what == doomed_file::fate::set_aside ? set_aside(file.folder, file.name)
+                                 : change([&] { return file.is_folder() ? e.remove_dir(path) : e.remove_file(path); });
         touched.insert(file.folder);
         if (s.is_ok() || s.is_miss()) {
             freed += bytes.remove(path);
             touched.erase(path);
         } else if (!file.is_folder() || kept.count(path) != 0) { // a folder with other things in it is none of ours to remove
             again.push_back(file);
+            again.back().why = s;
             kept.insert(file.folder);
         }
         const auto is_synced      = [](const doomed_file & f) { return f.what == doomed_file::fate::remove_and_sync; };
@@ -196,12 +194,27 @@ status object_files::remove_tree(const std::string & path, uint64_t & bytes_free
     return removed;
 }
 
-void object_files::set_aside(const std::string & folder, const std::string & name) {
+status object_files::refused(const key * name_space) const {
+    const auto is_meant = [&](const std::string & folder) {
+        return name_space == nullptr || (*name_space == key{} ? !names::is_in(folder, layout.users())
+                                                              : names::is_in(folder, layout.name_space(*name_space)));
+    };
+    mutex_lock guard(mu);
+    for (const doomed_file & file : deferred) {
+        if (!file.is_folder() && !file.why.is_ok() && is_meant(file.folder)) {
+            return file.why;
+        }
+    }
+    return status::ok();
+}
+
+status object_files::set_aside(const std::string & folder, const std::string & name) {
     const std::string aside = layout.quarantine();
     const std::string path  = names::join(folder, name);
-    if (!bytes.has(aside) && !change([&] { return e.make_dir(aside); }).is_ok()) {
+    const status      made  = bytes.has(aside) ? status::ok() : change([&] { return e.make_dir(aside); });
+    if (!made.is_ok()) {
         remove_file(path); // rather gone than in the way, and counted, for ever
-        return;
+        return bytes.has(path) ? made : status::ok();
     }
     const std::string target = names::join(aside, names::aside(name, e.now_ms(), next_quarantine++));
     const status      moved  = change([&] { return e.rename(path, target); });
@@ -211,6 +224,7 @@ void object_files::set_aside(const std::string & folder, const std::string & nam
         bytes.remove(path);
     }
     count_folder(aside);
+    return moved;
 }
 
 // What lies in quarantine is counted by the entry: a file, or a whole tree that was in the way.
@@ -230,14 +244,14 @@ void object_files::count_quarantine() {
     count_folder(aside);
 }
 
-uint64_t object_files::empty_quarantine() {
+status object_files::empty_quarantine(uint64_t & bytes_freed) {
     const std::string aside = layout.quarantine();
-    uint64_t          freed = 0;
     count_quarantine(); // Who owns the folder may have moved something there.
-    if (bytes.has(aside) && !remove_tree(aside, freed).is_ok()) {
+    const status removed = bytes.has(aside) ? remove_tree(aside, bytes_freed) : status::ok();
+    if (!removed.is_ok()) {
         count_quarantine();
     }
-    return freed;
+    return removed;
 }
 
 void object_files::count_folder(const std::string & path) {

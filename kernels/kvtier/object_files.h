@@ -59,10 +59,14 @@ public:
     uint64_t remove(const doomed_files & files, std::set<std::string> * changed = nullptr) REQUIRES(writing);
     status   remove_tree(const std::string & path, uint64_t & bytes_freed) REQUIRES(writing);
 
+    // Why a file is still there that was to be removed, or set aside: the first that the disk has refused, of a name space or
+    // (null) of all. A restart would find it again.
+    status refused(const key * name_space) const;
+
     // Moves a damaged file, which is counted, to quarantine. Where that cannot be, it is removed.
-    void     set_aside(const std::string & folder, const std::string & name) REQUIRES(writing);
-    uint64_t empty_quarantine() REQUIRES(writing); // gives the bytes freed
-    void     count_quarantine() REQUIRES(writing); // what lies there; links are not followed
+    status set_aside(const std::string & folder, const std::string & name) REQUIRES(writing);
+    status empty_quarantine(uint64_t & bytes_freed) REQUIRES(writing); // bytes_freed grows
+    void   count_quarantine() REQUIRES(writing);                       // what lies there; links are not followed
 
     // Counts a file that was found, which takes so many bytes.
     void found(const std::string & path, uint64_t n_bytes) { bytes.count(path, n_bytes); }

@@ -71,6 +71,7 @@ struct doomed_file {
     std::string folder;
     std::string name;
     fate        what = fate::remove;
+    status      why  = status::ok(); // that it is still there: the disk has refused
 
     std::string path() const { return names::join(folder, name); }
     bool        is_folder() const { return what == fate::remove_folder; }

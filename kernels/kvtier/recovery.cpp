@@ -160,7 +160,7 @@ void recovery::refuse(const std::string & folder, const dir_entry & entry, const
         unread[folder].push_back(entry.name);
     }
     if (why.is_corrupt()) {
-        rooms.files.set_aside(folder, entry.name);
+        (void) rooms.files.set_aside(folder, entry.name).is_ok(); // what stays is refused again at the next opening
     }
 }
 

@@ -151,6 +151,29 @@ void store::give_up_unwritten(const save_request & request) {
     rooms->known.forget_unwritten(request);
 }
 
+// What was forgotten is not found again by this process, but by the next one, as long as its files are there.
+static status not_removed(const status & why) {
+    return why.is_ok() || why.is_miss() ? status::ok() : status::io_error(why.message() +
+        "; what was to be removed is still on the disk, and a restart finds it again: mend that, and remove it again");
+}
+
+// Removes files of a name space or (null) of several. with_damaged: those do not tell whose they are.
+static status remove_forgotten(store_rooms & rooms, const key * name_space, const doomed_files & files,
+                               const std::vector<uint64_t> & left, uint64_t & bytes_freed,
+                               bool with_damaged = true) REQUIRES(rooms.files.writing) {
+    std::set<std::string> changed;
+    bytes_freed = rooms.files.finish_deferred(&changed) + rooms.files.remove(files, &changed);
+    const uint64_t of_known = bytes_freed;
+    const status   emptied  = with_damaged ? not_removed(rooms.files.empty_quarantine(bytes_freed)) : status::ok();
+    if (bytes_freed > of_known) {
+        changed.insert(rooms.layout.model());
+    }
+    const status trimmed = trim(rooms, left, bytes_freed, changed);
+    const status synced  = rooms.files.sync_all(changed);
+    const status removed = not_removed(rooms.files.refused(name_space));
+    return !removed.is_ok() ? removed : !emptied.is_ok() ? emptied : !trimmed.is_ok() ? trimmed : synced;
+}
+
 status store::remove_conversation(const key & name_space, uint64_t hash, uint64_t & bytes_freed) {
     if (status s = rooms->files.may_change(); !s.is_ok()) {
         return s;
@@ -158,19 +181,13 @@ status store::remove_conversation(const key & name_space, uint64_t hash, uint64_
     mutex_lock            writing(rooms->files.writing);
     doomed_files          files;
     std::vector<uint64_t> left;
-    if (!rooms->known.forget_conversation({ name_space, hash }, files, left)) {
+    // Asked again for what the disk refused to remove, it is not said to be unknown.
+    const bool is_still_there = !rooms->files.refused(&name_space).is_ok();
+    if (!rooms->known.forget_conversation({ name_space, hash }, files, left) && !is_still_there) {
         return status::miss("no conversation " + hex(hash));
     }
     rooms->known.forget_unusable(&name_space, files, left); // A later opening could attach it again.
-    std::set<std::string> changed;
-    bytes_freed = rooms->files.finish_deferred(&changed) + rooms->files.remove(files, &changed);
-    if (const uint64_t damaged = rooms->files.empty_quarantine(); damaged > 0) { // they do not tell whose they are
-        bytes_freed += damaged;
-        changed.insert(rooms->layout.model());
-    }
-    const status trimmed = trim(*rooms, left, bytes_freed, changed);
-    const status synced  = rooms->files.sync_all(changed);
-    return trimmed.is_ok() ? synced : trimmed;
+    return remove_forgotten(*rooms, &name_space, files, left, bytes_freed);
 }
 
 status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) {
@@ -184,15 +201,16 @@ status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) 
     rooms->known.forget_name_space(name_space, files);
     bytes_freed = rooms->files.finish_deferred(&changed);
     bytes_freed += rooms->files.remove(files, &changed);
-    bytes_freed += rooms->files.empty_quarantine(); // damaged files do not tell whose they are
-    status removed = status::ok();
+    const status emptied = not_removed(rooms->files.empty_quarantine(bytes_freed)); // damaged files do not tell whose they are
+    status       removed = rooms->files.refused(&name_space);
     if (name_space != key{}) {
         const std::string folder = rooms->layout.name_space(name_space);
         removed = rooms->files.remove_tree(folder, bytes_freed);
         changed.insert(names::parent(folder));
     }
     const status synced = rooms->files.sync_all(changed);
-    return removed.is_ok() || removed.is_miss() ? synced : removed;
+    removed = not_removed(removed);
+    return !removed.is_ok() ? removed : !emptied.is_ok() ? emptied : synced;
 }
 
 status store::set_lifetime(const key & name_space, uint64_t hash, const lifetime_change & change) {
@@ -213,47 +231,42 @@ status store::remove_expired(const std::vector<conversation_id> & ids, uint64_t 
     mutex_lock            writing(rooms->files.writing);
     doomed_files          files;
     std::vector<uint64_t> left;
-    std::set<std::string> changed;
     rooms->known.forget_expired(ids, rooms->e.now_ms(), files, left);
     if (!files.empty()) {
         rooms->known.forget_unusable(nullptr, files, left); // A later opening could attach it again.
     }
-    bytes_freed = rooms->files.finish_deferred(&changed) + rooms->files.remove(files, &changed);
-    if (!files.empty()) {
-        bytes_freed += rooms->files.empty_quarantine(); // damaged files do not tell whose they are
-        changed.insert(rooms->layout.model());
-    }
-    const status trimmed = trim(*rooms, left, bytes_freed, changed);
-    const status synced  = rooms->files.sync_all(changed);
-    return trimmed.is_ok() ? synced : trimmed;
+    return remove_forgotten(*rooms, nullptr, files, left, bytes_freed, !files.empty());
 }
 
 status store::gc(uint64_t & bytes_freed, bool with_expired) {
     if (status s = rooms->files.may_change(); !s.is_ok()) {
         return s;
     }
+    status result = status::ok();
     {
         mutex_lock     writing(rooms->files.writing);
         const uint64_t before = rooms->bytes.bytes();
         doomed_files   files;
-        rooms->files.finish_deferred();
-        rooms->files.empty_quarantine();
         std::vector<uint64_t> left;
         std::set<std::string> changed;
-        uint64_t              trimmed = 0; // is in what the ledger tells
+        uint64_t              freed = 0; // is in what the ledger tells
+        rooms->files.finish_deferred();
+        const status emptied = rooms->files.empty_quarantine(freed);
         if (with_expired) {
             rooms->known.forget_expired(rooms->known.expired(rooms->e.now_ms()), rooms->e.now_ms(), files, left);
         }
         rooms->known.forget_unusable(nullptr, files, left);
         rooms->files.remove(files, &changed);
-        (void) trim(*rooms, left, trimmed, changed).is_ok(); // What could not be cut is tried again.
+        (void) trim(*rooms, left, freed, changed).is_ok(); // What could not be cut is tried again.
         (void) rooms->files.sync_all(changed).is_ok();
         apply_all_limits(*rooms);
+        const status refused = rooms->files.refused(nullptr);
+        result = not_removed(refused.is_ok() ? emptied : refused);
         const uint64_t after = rooms->bytes.bytes();
         bytes_freed = before > after ? before - after : 0;
     }
     saver(*rooms).write_uses();
-    return status::ok();
+    return result;
 }
 
 std::unique_ptr<shared_tier> store::share(env & e, shared_options options) {

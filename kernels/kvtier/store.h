@@ -225,7 +225,8 @@ public:
     void keep_unwritten(const save_request & request);
     void give_up_unwritten(const save_request & request);
 
-    // Removals hold after a power cut, too, once they return ok.
+    // Removals hold after a power cut, too, once they return ok. Where the disk refuses to remove a file they say which, and why:
+    // what was removed is not found any more, and the next writer tries again, but until then a restart would find it.
     status remove_conversation(const key & name_space, uint64_t hash, uint64_t & bytes_freed);
     status remove_name_space(const key & name_space, uint64_t & bytes_freed);
 

@@ -1,6 +1,6 @@
 // What looks after a store: what is removed is gone and no longer counted, and what is damaged is found.
 #include "kvtier/file_names.h"
-#include "kvtier/store_testing.h"
+#include "kvtier/session_testing.h"
 
 using namespace kvtier;
 using namespace kvtier::test;
@@ -115,7 +115,9 @@ TEST(a_file_that_could_not_be_removed_goes_at_the_next_gc) {
         CHECK(m.save(*s, tokens).is_ok());
         disk.no_remove = kind;
         uint64_t freed = 0;
-        CHECK(s->remove_conversation({}, hash, freed).is_ok());
+        const status refused = s->remove_conversation({}, hash, freed);
+        CHECK(refused.is_io_error() && contains(refused.message(), kind) && contains(refused.message(), "Input/output error"));
+        CHECK(s->gc(freed).is_io_error());
         CHECK(disk.files().size() == at_first + 1);
         CHECK(counts_what_is_there(*s, disk));
         disk.no_remove = "";
@@ -124,6 +126,90 @@ TEST(a_file_that_could_not_be_removed_goes_at_the_next_gc) {
         CHECK(!disk.exists("/cache/" + hex(m.options().fingerprint) + "/" + hex(hash)));
         CHECK(counts_what_is_there(*s, disk));
     }
+}
+
+TEST(a_removal_that_the_disk_refuses_says_so_until_it_is_done) {
+    const std::vector<token> tokens = random_tokens(1, 64);
+    const uint64_t           hash   = conversation_hash(tokens.data(), tokens.size());
+    for (const char * user : { "", "alice" }) {
+        for (const bool is_whole_user : { false, true }) {
+            fault_env disk;
+            model     m;
+            m.folded_size = 64;
+            m.user        = user;
+            auto       s      = open(disk, m.options());
+            uint64_t   freed  = 0;
+            const auto remove = [&](store & from) {
+                return is_whole_user ? from.remove_name_space(user_key(user), freed)
+                                     : from.remove_conversation(user_key(user), hash, freed);
+            };
+            CHECK(m.save(*s, tokens).is_ok());
+            disk.set_read_only(true);
+            for (int i = 0; i < 2; i++) { // When it is asked again, it is not as if there were nothing.
+                const status refused = remove(*s);
+                CHECK(refused.is_io_error() && contains(refused.message(), ": Read-only file system; "));
+                CHECK(contains(refused.message(), root_dir) && contains(refused.message(), "restart"));
+                CHECK(m.restore(*s, tokens) == 0 && s->list().empty());
+            }
+            const auto after_a_kill = disk.clone();
+            CHECK(m.restore(*open(*after_a_kill, m.options()), tokens) == 64); // So it was right to say so.
+            disk.set_read_only(false);
+            CHECK(remove(*s).is_ok());
+            CHECK(!holds_tokens(disk, tokens));
+            CHECK(is_whole_user || remove(*s).is_miss());
+            CHECK(counts_what_is_there(*s, disk));
+        }
+    }
+}
+
+TEST(a_removal_is_not_refused_for_files_of_another_user) {
+    failing_env disk;
+    model       m, alice;
+    alice.user = "alice";
+    const std::vector<token> tokens = random_tokens(1, 64);
+    const uint64_t           hash   = conversation_hash(tokens.data(), tokens.size());
+    auto     s     = open(disk, m.options());
+    uint64_t freed = 0;
+    for (const bool is_alice : { true, false }) {
+        CHECK(m.save(*s, tokens).is_ok() && alice.save(*s, tokens).is_ok());
+        disk.no_remove = is_alice ? "/u/" : hex(m.options().fingerprint) + "/pages/";
+        CHECK(s->remove_conversation(user_key(is_alice ? "alice" : ""), hash, freed).is_io_error());
+        CHECK(s->remove_conversation(user_key(is_alice ? "" : "alice"), hash, freed).is_ok());
+        disk.no_remove = "";
+        CHECK(s->gc(freed).is_ok());
+    }
+}
+
+TEST(a_sweep_that_the_disk_refuses_says_so) {
+    failing_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    CHECK(a.save(*s, 1, expire(1000)).is_ok());
+    disk.set_now_ms(disk.now_ms() + 2000);
+    disk.no_remove = ".seg";
+    uint64_t freed = 0;
+    CHECK(s->remove_expired(s->expired(), freed).is_io_error());
+    CHECK(!is_listed(*s, 1) && a.use(*s, 1) == 0);
+    disk.no_remove = "";
+    CHECK(s->remove_expired(s->expired(), freed).is_ok());
+    CHECK(!holds_tokens(disk, a.session(1)));
+}
+
+TEST(what_could_not_be_set_aside_goes_with_its_session) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    CHECK(a.save(*s, 1).is_ok());
+    const std::vector<token> tokens = a.session(1);
+    const std::vector<token> own(tokens.begin() + 64, tokens.begin() + 80);
+    damage_pages_of(disk, own);
+    disk.set_read_only(true);
+    a.use(*s, 1);
+    uint64_t freed = 0;
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_io_error());
+    disk.set_read_only(false);
+    CHECK(s->remove_conversation({}, agent::hash(1), freed).is_ok());
+    CHECK(!holds_tokens(disk, own));
 }
 
 TEST(removing_a_user_gives_back_only_what_was_counted) {

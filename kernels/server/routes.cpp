@@ -39,8 +39,8 @@ static server_http_res_ptr remove_conversation(state_cache & cache, const std::s
         return refuse(not_a_hash, ERROR_TYPE_INVALID_REQUEST);
     }
     removal_result done;
-    if (!cache.remove_conversation(user, hash, done)) {
-        return refuse(not_stored, ERROR_TYPE_NOT_FOUND);
+    if (const kvtier::status s = cache.remove_conversation(user, hash, done); !s.is_ok()) {
+        return s.is_miss() ? refuse(not_stored, ERROR_TYPE_NOT_FOUND) : refuse(s.message(), ERROR_TYPE_SERVER);
     }
     return answer(200, with_shared({ { "hash", kvtier::hex(hash) }, { "bytes_freed", done.bytes_freed } }, done));
 }
@@ -72,8 +72,8 @@ static server_http_res_ptr remove_user(state_cache & cache, const std::string & 
         return refuse("say whose state is to be removed: DELETE /cache/users/ID", ERROR_TYPE_INVALID_REQUEST);
     }
     removal_result done;
-    if (!cache.remove_user(user, done)) {
-        return refuse("not everything of this user could be removed: see the server's log", ERROR_TYPE_SERVER);
+    if (const kvtier::status s = cache.remove_user(user, done); !s.is_ok()) {
+        return refuse(s.message(), ERROR_TYPE_SERVER);
     }
     return answer(200, with_shared({ { "user", user }, { "bytes_freed", done.bytes_freed } }, done));
 }

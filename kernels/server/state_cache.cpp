@@ -489,18 +489,18 @@ void state_cache::flush() const {
     }
 }
 
-bool state_cache::remove_conversation(const std::string & user, uint64_t hash, removal_result & out) {
+kvtier::status state_cache::remove_conversation(const std::string & user, uint64_t hash, removal_result & out) {
     overflow.ahead.forget(user, hash);
-    const auto c       = core();
-    const bool removed = c && c->admin().remove_conversation(user, hash, out);
+    const auto           c       = core();
+    const kvtier::status removed = c ? c->admin().remove_conversation(user, hash, out) : kvtier::status::miss(off_because());
     overflow.ahead.forget(user, hash); // Also what a request has planned meanwhile.
     return removed;
 }
 
-bool state_cache::remove_user(const std::string & user, removal_result & out) {
+kvtier::status state_cache::remove_user(const std::string & user, removal_result & out) {
     overflow.ahead.forget(user, 0);
-    const auto c       = core();
-    const bool removed = c && c->admin().remove_user(user, out);
+    const auto           c       = core();
+    const kvtier::status removed = c ? c->admin().remove_user(user, out) : kvtier::status::miss(off_because());
     overflow.ahead.forget(user, 0);
     return removed;
 }
@@ -515,18 +515,18 @@ common_json state_cache::all_conversations() const {
     return c ? c->admin().all_conversations() : common_json::array();
 }
 
-bool state_cache::remove_everything(removal_result & out) {
+kvtier::status state_cache::remove_everything(removal_result & out) {
     overflow.ahead.forget_all();
-    const auto c       = core();
-    const bool removed = c && c->admin().remove_everything(out);
+    const auto           c       = core();
+    const kvtier::status removed = c ? c->admin().remove_everything(out) : kvtier::status::miss(off_because());
     overflow.ahead.forget_all();
     return removed;
 }
 
-bool state_cache::collect(uint64_t & bytes_freed) {
+kvtier::status state_cache::collect(uint64_t & bytes_freed) {
     const auto c = core();
     if (!c) {
-        return false;
+        return kvtier::status::miss(off_because());
     }
     forget_expired(*c);
     return c->admin().collect(bytes_freed);

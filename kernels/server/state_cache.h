@@ -207,14 +207,14 @@ public:
     bool saves_power() const { return power.is_low(); }
 
     void flush() const;
-    bool remove_conversation(const std::string & user, uint64_t hash, removal_result & out); // false: there is none
-    bool remove_user(const std::string & user, removal_result & out);
+    kvtier::status remove_conversation(const std::string & user, uint64_t hash, removal_result & out); // miss: there is none
+    kvtier::status remove_user(const std::string & user, removal_result & out);
 
     // What concerns all users at once, for who has the key of the cache folder: see owner/owner_key.h.
     bool        is_owner(const std::string & key) const;
     common_json all_conversations() const;
-    bool        remove_everything(removal_result & out);
-    bool        collect(uint64_t & bytes_freed); // what has expired, and what nothing can use
+    kvtier::status remove_everything(removal_result & out);
+    kvtier::status collect(uint64_t & bytes_freed); // what has expired, and what nothing can use
     kvtier::status verify(const std::function<bool()> & is_over, common_json & out) const; // every byte
 
     // Says how long a conversation is kept, and gives it as `conversations` lists it then. Miss: there is none.

@@ -315,8 +315,14 @@ void cache_admin::forget(const removal & what) {
     }
 }
 
-// Whether all stores had it and removed it, for a user; or any, for a conversation.
-bool cache_admin::remove(const removal & what, const std::function<status(kvtier::store &, uint64_t &)> & from, removal_result & out) {
+// What two stores say together: a problem, else that one of them had it, else that neither had.
+static status both(const status & a, const status & b) {
+    const auto is_problem = [](const status & s) { return !s.is_ok() && !s.is_miss(); };
+    return is_problem(a) || (a.is_ok() && !is_problem(b)) ? a : b;
+}
+
+status cache_admin::remove(const removal & what, const std::function<status(kvtier::store &, uint64_t &)> & from,
+                           removal_result & out) {
     forget(what);
     on_removal(what);
     write_all();
@@ -326,11 +332,10 @@ bool cache_admin::remove(const removal & what, const std::function<status(kvtier
         there = what.everything ? stores.shared->begin_removal(what.name_space)
                                 : stores.shared->begin_removal(what.name_space, { what.hash });
     }
-    bool done = what.everything;
+    status done = status::miss("nothing is stored");
     for (sequence_store * s : stores.all()) {
-        uint64_t   freed = 0;
-        const bool ok    = from(s->store(), freed).is_ok();
-        done = what.everything ? done && ok : done || ok;
+        uint64_t freed = 0;
+        done = both(done, from(s->store(), freed));
         out.bytes_freed += freed;
     }
     if (out.is_shared) {
@@ -351,24 +356,24 @@ static removal removal_of(const kvtier::conversation_id & id, const std::vector<
     return what;
 }
 
-bool cache_admin::remove_conversation(const std::string & user, uint64_t hash, removal_result & out) {
+status cache_admin::remove_conversation(const std::string & user, uint64_t hash, removal_result & out) {
     const kvtier::conversation_id id = { kvtier::user_key(user), hash };
-    const bool found = remove(removal_of(id, stores.target->store().list()), [&](kvtier::store & store, uint64_t & freed) {
+    const status done = remove(removal_of(id, stores.target->store().list()), [&](kvtier::store & store, uint64_t & freed) {
         return store.remove_conversation(id.first, hash, freed);
     }, out);
     finished.forget_words(id);
-    return found;
+    return done;
 }
 
-bool cache_admin::remove_name_space(const kvtier::key & name_space, removal_result & out) {
+status cache_admin::remove_name_space(const kvtier::key & name_space, removal_result & out) {
     removal what;
     what.name_space = name_space;
     what.everything = true;
     return remove(what, [&](kvtier::store & store, uint64_t & freed) { return store.remove_name_space(name_space, freed); }, out);
 }
 
-bool cache_admin::remove_user(const std::string & user, removal_result & out) {
-    const bool done = remove_name_space(kvtier::user_key(user), out);
+status cache_admin::remove_user(const std::string & user, removal_result & out) {
+    const status done = remove_name_space(kvtier::user_key(user), out);
     finished.forget(user);
     totals.forget(user);
     days.forget(user);
@@ -412,17 +417,17 @@ static std::set<kvtier::key> name_spaces(const std::vector<sequence_store *> & s
 }
 
 // Everybody's requests and slots are told first: who has no folder yet would get one later.
-bool cache_admin::remove_everything(removal_result & out) {
+status cache_admin::remove_everything(removal_result & out) {
     removal what;
     what.everything = true;
     what.of_all     = true;
     forget(what);
     on_removal(what);
     write_all();
-    bool done = true;
+    status done = status::ok();
     for (const kvtier::key & name_space : name_spaces(stores.all())) {
         removal_result of_one;
-        done = remove_name_space(name_space, of_one) && done;
+        done = both(done, remove_name_space(name_space, of_one));
         out.bytes_freed += of_one.bytes_freed;
         out.is_shared      = of_one.is_shared;
         out.shared_removed = out.shared_removed && of_one.shared_removed;
@@ -434,12 +439,12 @@ bool cache_admin::remove_everything(removal_result & out) {
     return done;
 }
 
-bool cache_admin::collect(uint64_t & bytes_freed) {
+status cache_admin::collect(uint64_t & bytes_freed) {
     flush();
-    bool done = true;
+    status done = status::ok();
     for (sequence_store * s : stores.all()) {
         uint64_t freed = 0;
-        done        = s->store().gc(freed, false).is_ok() && done;
+        done = both(done, s->store().gc(freed, false));
         bytes_freed += freed;
     }
     return done;

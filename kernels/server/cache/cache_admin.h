@@ -42,14 +42,15 @@ public:
     // What was answered before the call is on disk afterwards, and in the shared folder, if that does not take too long.
     void flush();
 
-    bool remove_conversation(const std::string & user, uint64_t hash, removal_result & out);
-    bool remove_user(const std::string & user, removal_result & out);
+    // Removals say what is still on a disk that refused. Miss: there is no such conversation.
+    kvtier::status remove_conversation(const std::string & user, uint64_t hash, removal_result & out);
+    kvtier::status remove_user(const std::string & user, removal_result & out);
 
     // What concerns all users at once. collect: removes what nothing can use, but for what has expired. verify: reads every byte.
     bool        is_owner(const std::string & key) const;
     common_json all_conversations() const;
-    bool        remove_everything(removal_result & out);
-    bool        collect(uint64_t & bytes_freed);
+    kvtier::status remove_everything(removal_result & out);
+    kvtier::status collect(uint64_t & bytes_freed);
     kvtier::status verify(const std::function<bool()> & is_over, common_json & out);
 
     // Removes what has expired, as if somebody had asked for it.
@@ -74,8 +75,9 @@ private:
     common_json conversation(const std::string & user, uint64_t hash) const; // as it is listed
     void     forget(const removal & what);
     void     write_all();
-    bool     remove_name_space(const kvtier::key & name_space, removal_result & out);
-    bool     remove(const removal & what, const std::function<kvtier::status(kvtier::store &, uint64_t &)> & from, removal_result & out);
+    kvtier::status remove_name_space(const kvtier::key & name_space, removal_result & out);
+    kvtier::status remove(const removal & what, const std::function<kvtier::status(kvtier::store &, uint64_t &)> & from,
+                          removal_result & out);
 
     cache_stores &  stores;
     slot_board &    board;

@@ -226,8 +226,11 @@ void cache_stores::remove_expired(const std::vector<kvtier::conversation_id> & o
             there.push_back(shared->begin_removal(name_space, conversations));
         }
     }
-    const bool done     = target->store().remove_expired(of_target, freed).is_ok() &&
-                          (draft == nullptr || draft->store().remove_expired(draft->store().expired(), of_draft).is_ok());
+    kvtier::status done = target->store().remove_expired(of_target, freed);
+    if (draft != nullptr) {
+        const kvtier::status done_there = draft->store().remove_expired(draft->store().expired(), of_draft);
+        done = done.is_ok() ? done_there : done;
+    }
     for (const kvtier::shared_removal & removal : there) {
         uint64_t n_files = 0;
         (void) shared->finish_removal(removal, patience, n_files); // What stays is tried again.
@@ -236,8 +239,8 @@ void cache_stores::remove_expired(const std::vector<kvtier::conversation_id> & o
         LOG_INF("cache: %zu conversations have expired, %llu bytes freed\n", of_target.size(),
                 static_cast<unsigned long long>(freed + of_draft));
     }
-    if (!done) {
-        LOG_WRN("cache: not all that has expired could be removed: it is tried again\n");
+    if (!done.is_ok()) {
+        LOG_WRN("cache: not all that has expired could be removed, and it is tried again: %s\n", done.message().c_str());
     }
 }
 

@@ -12,7 +12,6 @@ namespace llama_run {
 
 static constexpr const char * not_the_owner =
     "this concerns all users: the header X-Cache-Owner has to be what .owner-key in the cache folder says";
-static constexpr const char * not_all = "not everything could be removed: see the server's log";
 
 static std::string given_key(const server_http_req & req) {
     for (const auto & [name, value] : req.headers) {
@@ -35,14 +34,15 @@ void add_owner_routes(const server_http_context & http, state_cache & cache, con
         return answer(200, { { "conversations", cache.all_conversations() } });
     }));
     http.del("/cache/everything", for_owner("DELETE", [&cache](const server_http_req &) {
-        removal_result done;
-        return cache.remove_everything(done) ? answer(200, with_shared({ { "bytes_freed", done.bytes_freed } }, done))
-             : refuse(not_all, ERROR_TYPE_SERVER);
+        removal_result       done;
+        const kvtier::status s = cache.remove_everything(done);
+        return s.is_ok() ? answer(200, with_shared({ { "bytes_freed", done.bytes_freed } }, done))
+             : refuse(s.message(), ERROR_TYPE_SERVER);
     }));
     http.post("/cache/gc", for_owner("POST", [&cache](const server_http_req &) {
-        uint64_t freed = 0;
-        return cache.collect(freed) ? answer(200, { { "bytes_freed", freed } })
-             : refuse(not_all, ERROR_TYPE_SERVER);
+        uint64_t             freed = 0;
+        const kvtier::status s     = cache.collect(freed);
+        return s.is_ok() ? answer(200, { { "bytes_freed", freed } }) : refuse(s.message(), ERROR_TYPE_SERVER);
     }));
     http.post("/cache/verify", for_owner("POST", [&cache](const server_http_req & req) {
         common_json          found;
