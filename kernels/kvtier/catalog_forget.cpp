@@ -387,6 +387,7 @@ bool catalog::forget_lost(const segment * lost, const status & why, const give_u
         return false;
     }
     doomed_files files;
+    graph.shorten_those_through(*it->second);
     graph.forget_segment(*it->second, files);
     files.back().what = doomed_file::fate::set_aside;
     give_up(files);
@@ -400,8 +401,7 @@ bool catalog::forget_lost(const std::shared_ptr<anchor> & lost, const status & w
         return false;
     }
     doomed_files files;
-    graph.forget_checkpoints_at(lost->at, files);
-    graph.forget_anchor(lost, files);
+    graph.forget_anchor(lost, files); // Its conversation goes on from one before.
     files.back().what = doomed_file::fate::set_aside;
     give_up(files);
     return true;

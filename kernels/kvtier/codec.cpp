@@ -342,6 +342,15 @@ static bool decode_extension(const uint8_t * data, size_t head_size, uint64_t mo
     return out.n_naming != 0 || title_size != 0; // one that adds nothing is written in format 1
 }
 
+void checkpoint_record::cut_to(uint32_t n) {
+    const auto is_beyond = [n](const chain_point & point) { return point.n > n; };
+    runs.erase(std::remove_if(runs.begin(), runs.end(), is_beyond), runs.end());
+    anchors.erase(std::remove_if(anchors.begin(), anchors.end(), is_beyond), anchors.end());
+    roles.erase(std::remove_if(roles.begin(), roles.end(), [n](const role_mark & m) { return m.position >= n; }), roles.end());
+    n_tokens = n;
+    n_naming = std::min(n_naming, n);
+}
+
 status decode_checkpoint(const uint8_t * data, size_t size, uint64_t file_size, checkpoint_record & out) {
     checkpoint_record record;
     size_t            head_size = 0;

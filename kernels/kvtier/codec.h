@@ -84,6 +84,8 @@ struct checkpoint_record {
     std::vector<role_mark>   roles;
     uint32_t                 n_naming = 0; // tokens that name the conversation; 0: the first ones, see keys.h
     std::string              title;        // the first words of the user
+
+    void cut_to(uint32_t n); // as if the conversation had ended after n tokens, where one of its runs does
 };
 
 struct use_entry {

@@ -79,6 +79,7 @@ status handover_source::read_checkpoint(const conversation_id & id, uint32_t num
     if (status s = decode_checkpoint(bytes.data(), bytes.size(), bytes.size(), record); !s.is_ok()) {
         return s.in(path);
     }
+    record.cut_to(chain.back()->p1); // It may have lost its end.
     record.runs.clear();
     record.anchors.clear();
     for (const run * r : chain) {

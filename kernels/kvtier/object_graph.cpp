@@ -82,16 +82,51 @@ conversation & object_graph::add(const conversation_id & id) {
 
 void object_graph::add(std::unique_ptr<checkpoint> c, conversation & owner, run & end) {
     c->owner = &owner;
-    c->end   = &end;
+    link(*c, end);
+    owner.checkpoints[c->number] = std::move(c);
+}
+
+void object_graph::link(checkpoint & c, run & end) {
+    c.end = &end;
     for (run * r = &end; r != nullptr; r = r->parent) {
-        if (std::find(c->segments.begin(), c->segments.end(), r->owner) == c->segments.end()) {
-            c->segments.push_back(r->owner);
-            r->owner->users[&owner]++;
-            r->owner->awaited_by = r->owner->awaited_by == owner.hash ? 0 : r->owner->awaited_by;
+        if (std::find(c.segments.begin(), c.segments.end(), r->owner) == c.segments.end()) {
+            c.segments.push_back(r->owner);
+            r->owner->users[c.owner]++;
+            r->owner->awaited_by = r->owner->awaited_by == c.owner->hash ? 0 : r->owner->awaited_by;
         }
     }
-    end.owner->ends.push_back(c.get());
-    owner.checkpoints[c->number] = std::move(c);
+    end.owner->ends.push_back(&c);
+}
+
+void object_graph::unlink(checkpoint & c) {
+    for (segment * s : c.segments) {
+        const auto it = s->users.find(c.owner);
+        if (it != s->users.end() && --it->second == 0) {
+            s->users.erase(it);
+        }
+    }
+    c.segments.clear();
+    std::vector<checkpoint *> & ends = c.end->owner->ends;
+    ends.erase(std::remove(ends.begin(), ends.end(), &c), ends.end());
+}
+
+void object_graph::shorten_those_through(const segment & lost) {
+    std::vector<std::pair<checkpoint *, run *>> shorter; // and where each ends then
+    for (const auto & [user, n_through] : lost.users) {
+        checkpoint & newest = *user->checkpoints.rbegin()->second;
+        run *        end    = nullptr;
+        for (run * r = newest.end; r != nullptr; r = r->parent) {
+            end = r->owner == &lost ? r->parent : end;
+        }
+        if (n_through == user->checkpoints.size() && end != nullptr && end->p1 > newest.n_static) {
+            shorter.emplace_back(&newest, end);
+        }
+    }
+    for (const auto & [c, end] : shorter) {
+        unlink(*c);
+        link(*c, *end);
+        c->n_tokens = end->p1;
+    }
 }
 
 void object_graph::forget_anchor(const std::shared_ptr<anchor> & a, doomed_files & out) {
@@ -109,14 +144,7 @@ void object_graph::forget_anchor(const std::shared_ptr<anchor> & a, doomed_files
 
 void object_graph::forget_checkpoint(checkpoint & c, doomed_files & out) {
     conversation & owner = *c.owner;
-    for (segment * s : c.segments) {
-        const auto it = s->users.find(&owner);
-        if (it != s->users.end() && --it->second == 0) {
-            s->users.erase(it);
-        }
-    }
-    std::vector<checkpoint *> & ends = c.end->owner->ends;
-    ends.erase(std::remove(ends.begin(), ends.end(), &c), ends.end());
+    unlink(c);
     out.push_back({ layout->conversation(owner.name_space, owner.hash), names::checkpoint(c.number),
                     doomed_file::fate::remove_and_sync });
     owner.index_stale = true;

@@ -109,6 +109,11 @@ public:
     // An anchor at the end of a run, if the run is stored; true when it is linked to it.
     bool link(const std::shared_ptr<anchor> & a);
 
+    // Before a damaged segment is forgotten: conversations that have no checkpoint but through it keep the newest, up to there,
+    // if that is more than a static prefix. What is left of them can be listed and removed by name, and expires. The file stays
+    // as it is: the next opening makes a shorter one of it.
+    void shorten_those_through(const segment & lost);
+
     void forget_segment(segment & s, doomed_files & out);
     void forget_anchor(const std::shared_ptr<anchor> & a, doomed_files & out);
     void forget_checkpoint(checkpoint & c, doomed_files & out);
@@ -142,6 +147,8 @@ public:
     void forget_unneeded(std::vector<uint64_t> ids, doomed_files & out); // of these segments, what no conversation needs
 
 private:
+    void link(checkpoint & c, run & end);
+    void unlink(checkpoint & c);
     void doom_folder(const conversation & c, doomed_files & out) const; // with all in it but checkpoints that were read
 
     const file_layout * layout;

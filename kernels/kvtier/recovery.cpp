@@ -3,6 +3,7 @@
 #include "kvtier/file_head.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace kvtier {
 
@@ -241,11 +242,25 @@ void recovery::scan_conversation(const conversation_id & id) {
     rooms.files.count_folder(folder);
     conversation &    c    = found.add(id);
     const dir_entry * uses = nullptr;
+    incomplete_checkpoints incomplete;
     for (const dir_entry & entry : entries) {
         if (entry.name == names::index_file) {
             uses = &entry;
         } else {
-            scan_checkpoint(c, folder, entry);
+            scan_checkpoint(c, folder, entry, incomplete);
+        }
+    }
+    // The newest that can be cut stands for the conversation, if nothing else does.
+    for (auto it = incomplete.rbegin(); it != incomplete.rend() && c.checkpoints.empty() && unread.count(folder) == 0; ++it) {
+        keep_shorter(c, folder, it->second.second);
+    }
+    for (const auto & [number, lost] : incomplete) {
+        const status why = status::corrupt(damage::incomplete, "names state that is not stored");
+        if (c.checkpoints.count(number) == 0) {
+            refuse(folder, lost.first, why);
+        } else { // A shorter one could not be written: the next opening tries again.
+            rooms.count.count_damage(why.reason());
+            rooms.files.note(names::join(folder, lost.first.name), why);
         }
     }
     for (const auto & [number, point] : c.checkpoints) {
@@ -271,7 +286,8 @@ void recovery::scan_conversation(const conversation_id & id) {
     }
 }
 
-void recovery::scan_checkpoint(conversation & c, const std::string & folder, const dir_entry & entry) {
+void recovery::scan_checkpoint(conversation & c, const std::string & folder, const dir_entry & entry,
+                               incomplete_checkpoints & incomplete) {
     uint32_t number = 0;
     if (!names::parse_checkpoint(entry.name, number)) {
         refuse(folder, entry, status::corrupt(damage::misplaced, "not the name of a checkpoint"));
@@ -295,12 +311,40 @@ void recovery::scan_checkpoint(conversation & c, const std::string & folder, con
             if (end == nullptr && unread.count(rooms.layout.pages(c.name_space)) != 0) {
                 return status::io_error(names::join(folder, entry.name) + ": names state that may be in what could not be read");
             }
-            return status::corrupt(damage::incomplete, "names state that is not stored");
+            incomplete[number] = { entry, std::move(record) };
+            return status::ok();
         }
         found.add(make_checkpoint(record, file_size), c, *end);
         c.title = c.title.empty() ? record.title : c.title; // all of a conversation's have the same
         return status::ok();
     });
+}
+
+// A conversation that has lost the end of its last checkpoint goes on with a shorter one: what is left of it could not be listed
+// or removed by name, and would not expire. A static prefix alone needs no name.
+void recovery::keep_shorter(conversation & c, const std::string & folder, checkpoint_record & record) {
+    run * end = nullptr;
+    for (const chain_point & point : record.runs) {
+        run * const r = found.index.find(point.k);
+        const bool  is_its = r != nullptr && r->p1 == point.n && r->owner->name_space == c.name_space &&
+                             r->owner->root == record.header.root;
+        end = is_its ? r : end;
+    }
+    if (end == nullptr || end->p1 <= record.n_static) {
+        return;
+    }
+    const uint32_t before = std::exchange(record.number, c.next_number);
+    record.cut_to(end->p1);
+    const std::vector<uint8_t> bytes = encode_checkpoint(record);
+    status written = rooms.files.write(folder, names::checkpoint(record.number), { { bytes.data(), bytes.size() } }, true, {});
+    written        = written.is_ok() ? rooms.files.sync(folder) : written;
+    if (written.is_ok()) {
+        c.next_number++;
+    } else {
+        record.number = before;
+    }
+    found.add(make_checkpoint(record, bytes.size()), c, *end);
+    c.title = record.title;
 }
 
 // This file only says when things were used; without it they count as used when they were saved.

@@ -23,6 +23,7 @@ public:
     status recover();
 
 private:
+    using incomplete_checkpoints = std::map<uint32_t, std::pair<dir_entry, checkpoint_record>>; // by number
     using learn_head = std::function<status(const std::vector<uint8_t> & head, uint64_t file_size)>;
 
     status scan_name_space(const key & name_space) REQUIRES(rooms.files.writing);
@@ -33,8 +34,9 @@ private:
     void   scan_anchor(const key & name_space, const std::string & folder, const dir_entry & entry)
         REQUIRES(rooms.files.writing);
     void   scan_conversation(const conversation_id & id) REQUIRES(rooms.files.writing);
-    void   scan_checkpoint(conversation & c, const std::string & folder, const dir_entry & entry)
-        REQUIRES(rooms.files.writing);
+    void   scan_checkpoint(conversation & c, const std::string & folder, const dir_entry & entry,
+                           incomplete_checkpoints & incomplete) REQUIRES(rooms.files.writing);
+    void   keep_shorter(conversation & c, const std::string & folder, checkpoint_record & record) REQUIRES(rooms.files.writing);
     void   scan_uses(conversation & c, const std::string & folder, const dir_entry & entry) REQUIRES(rooms.files.writing);
     bool   scan_file(const std::string & folder, const dir_entry & entry, uint16_t kind, const learn_head & learn)
         REQUIRES(rooms.files.writing);

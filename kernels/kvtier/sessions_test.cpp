@@ -82,7 +82,7 @@ TEST(what_waits_to_be_cut_out_of_a_file_goes_with_the_file_when_nobody_needs_tha
     for (uint64_t i = 0; i < 2; i++) {
         append(talks[i], 5, 16);
         append(talks[i], 100 + i, 40);
-        save_request request = a.m.request(*s, talks[i], 64);
+        save_request request = a.m.request(*s, talks[i], i == 0 ? 64 : 80);
         request.conversation = { agent::hash(i), 64 + 30, "", {} };
         CHECK(s->save(request).is_ok());
     }
@@ -94,7 +94,7 @@ TEST(what_waits_to_be_cut_out_of_a_file_goes_with_the_file_when_nobody_needs_tha
         CHECK(holds_tokens(disk, own));
     }
     damage_pages_of(disk, { talks[1].begin() + 80, talks[1].end() });
-    CHECK(a.m.restore(*s, talks[1]) == 80); // The other one has lost its end, and its name with it.
+    CHECK(a.m.restore(*s, talks[1]) == 80); // The other one has lost all but a static prefix, and its name with it.
     sweep(*s);
     CHECK(!holds_tokens(disk, own));
     s = nullptr;

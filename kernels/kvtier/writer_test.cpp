@@ -370,8 +370,8 @@ struct reader_beside_a_save {
         s = open(disk, m.options());
     }
 
-    void damage_anchors() {
-        for (const std::string & path : files_with(disk, ".anc")) {
+    void damage(const char * kind) {
+        for (const std::string & path : files_with(disk, kind)) {
             disk.damage(path);
         }
     }
@@ -383,18 +383,16 @@ struct reader_beside_a_save {
 
     void save_while_reading(const std::vector<token> & read, const std::vector<token> & saved,
                             const std::vector<uint32_t> & anchors) {
-        damage_anchors();
+        damage(".anc");
         const match found = m.lookup(*s, read);
         const match twice = m.lookup(*s, read);
         disk.renamed   = ".seg";
         disk.meanwhile = [&] { load_damaged(found, read); };
         CHECK(m.save(*s, saved, 0, true, anchors).is_ok());
         CHECK(!disk.meanwhile);
-        if (!anchors.empty()) {
-            damage_anchors();
-            load_damaged(twice, read); // it names the object that is gone: what has taken its place stays
-            damage_anchors();          // a second time makes it sound again
-        }
+        damage(".anc");
+        load_damaged(twice, read); // it names the object that is gone: what has taken its place stays
+        damage(".anc");            // a second time makes it sound again
         uint64_t freed = 0;
         CHECK(s->gc(freed).is_ok());
         CHECK(counts_what_is_there(*s, disk));
@@ -402,15 +400,26 @@ struct reader_beside_a_save {
 };
 
 TEST(a_removal_put_off_leaves_the_checkpoint_that_has_its_number_since) {
-    reader_beside_a_save on;
-    std::vector<token> a = random_tokens(1, 1100), b = a, c;
-    append(b, 2, 50);
-    c = b;
+    reader_beside_a_save     on;
+    const std::vector<token> a = random_tokens(1, 48), b = random_tokens(2, 48);
+    std::vector<token>       c = b;
     append(c, 3, 50);
-    CHECK(on.m.save(*on.s, a).is_ok());
-    on.save_while_reading(a, b, {});
+    const auto save = [&](const std::vector<token> & tokens) {
+        save_request request = on.m.request(*on.s, tokens);
+        request.conversation.hash = 7;
+        return on.s->save(request);
+    };
+    CHECK(save(a).is_ok());
+    const match found = on.m.lookup(*on.s, a);
+    on.damage(".seg");
+    on.disk.renamed   = ".seg";
+    on.disk.meanwhile = [&] { on.load_damaged(found, a); }; // The conversation has lost all, and begins anew.
+    CHECK(save(b).is_ok());
+    CHECK(!on.disk.meanwhile);
+    uint64_t freed = 0;
+    CHECK(on.s->gc(freed).is_ok());
     CHECK(files_with(on.disk, "/ckpt-").size() == 1);
-    CHECK(on.m.save(*on.s, c).is_ok());
+    CHECK(save(c).is_ok());
     CHECK(on.s->stats().n_checkpoints == 2);
     CHECK(on.m.restore(*on.s, c) == c.size());
     CHECK(counts_what_is_there(*on.s, on.disk));
@@ -433,7 +442,7 @@ TEST(a_users_removal_takes_along_what_readers_give_up_meanwhile) {
     const std::vector<token> a = random_tokens(1, 48), b = random_tokens(2, 48), c = random_tokens(3, 48);
     CHECK(on.m.save(*on.s, a).is_ok());
     CHECK(on.m.save(*on.s, b).is_ok());
-    on.damage_anchors();
+    on.damage(".anc");
     const match of_a = on.m.lookup(*on.s, a);
     const match of_b = on.m.lookup(*on.s, b);
     on.disk.renamed   = ".seg";
