@@ -100,3 +100,23 @@ def test_folder_that_others_may_write_is_named(serve: Serve, kv: Path) -> None:
     kv.chmod(0o777)
     server = serve(toy("dense"), *ONE_SLOT, cache=kv)
     assert "can be written by other users" in server.said() and "chmod 700" in server.said()
+
+
+def test_removal_that_the_disk_refuses_is_no_success(serve: Serve, kv: Path) -> None:
+    """A folder that lies where a file was is refused to whoever removes files, root among them."""
+    server = serve(toy("dense"), *ONE_SLOT, cache=kv)
+    prompt = server.tokens(" ".join(LINES[:6]))
+    server.complete(prompt, n_predict=1, llama_user_id="alice")
+    server.flush()
+    (conversation,) = server.get("/cache/conversations?user_id=alice")["conversations"]
+    what = f"/cache/conversations/{conversation['hash']}?user_id=alice"
+    [pages] = kv.rglob("*.seg")
+    pages.unlink()
+    pages.mkdir()
+    for _ in range(2):
+        refused = server.request("DELETE", what)
+        assert refused.status_code == 500, refused.text
+        assert str(pages) in refused.json()["error"]["message"]
+    assert server.complete(prompt, n_predict=1, llama_user_id="alice").reused == 0
+    pages.rmdir()
+    assert server.request("DELETE", what).status_code == 200
