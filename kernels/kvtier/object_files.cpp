@@ -124,6 +124,23 @@ void object_files::owe_sync(const std::string & folder) {
     unsynced.insert(folder);
 }
 
+// Null: of whatever name space.
+static bool is_of(const file_layout & layout, const std::string & folder, const key * name_space) {
+    return name_space == nullptr || (*name_space == key{} ? !names::is_in(folder, layout.users())
+                                                          : names::is_in(folder, layout.name_space(*name_space)));
+}
+
+status object_files::sync_own(const std::set<std::string> & folders, const key * name_space) {
+    std::set<std::string> own;
+    std::set<std::string> others;
+    for (const std::string & folder : folders) {
+        const bool is_common = folder == layout.model() || folder == layout.users();
+        (is_common || is_of(layout, folder, name_space) ? own : others).insert(folder);
+    }
+    (void) sync_all(others).is_ok();
+    return sync_all(own);
+}
+
 status object_files::sync_owed(const std::vector<std::string> & folders) {
     std::set<std::string> owed;
     for (const std::string & folder : folders) {
@@ -195,13 +212,9 @@ status object_files::remove_tree(const std::string & path, uint64_t & bytes_free
 }
 
 status object_files::refused(const key * name_space) const {
-    const auto is_meant = [&](const std::string & folder) {
-        return name_space == nullptr || (*name_space == key{} ? !names::is_in(folder, layout.users())
-                                                              : names::is_in(folder, layout.name_space(*name_space)));
-    };
     mutex_lock guard(mu);
     for (const doomed_file & file : deferred) {
-        if (!file.is_folder() && !file.why.is_ok() && is_meant(file.folder)) {
+        if (!file.is_folder() && !file.why.is_ok() && is_of(layout, file.folder, name_space)) {
             return file.why;
         }
     }
@@ -217,7 +230,13 @@ status object_files::set_aside(const std::string & folder, const std::string & n
         return bytes.has(path) ? made : status::ok();
     }
     const std::string target = names::join(aside, names::aside(name, e.now_ms(), next_quarantine++));
-    const status      moved  = change([&] { return e.rename(path, target); });
+    status            moved  = change([&] { return e.rename(path, target); });
+    if (moved.is_miss() && !is_gone(path)) { // Somebody has removed the quarantine.
+        if (status again = change([&] { return e.make_dir(aside); }); !again.is_ok()) {
+            return again;
+        }
+        moved = change([&] { return e.rename(path, target); });
+    }
     if (moved.is_ok()) {
         bytes.move(path, target);
     } else if (moved.is_miss()) {

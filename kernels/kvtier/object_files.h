@@ -47,6 +47,8 @@ public:
     // Syncs the names in a folder. Where that fails, it is owed.
     status sync(const std::string & folder) REQUIRES(writing);
     status sync_all(const std::set<std::string> & folders) REQUIRES(writing); // those that are gone need none
+    // What a removal has changed: others' folders are synced as well, but whoever removed is not told what became of them.
+    status sync_own(const std::set<std::string> & folders, const key * name_space) REQUIRES(writing);
     void   owe_sync(const std::string & folder) REQUIRES(writing);
     status sync_owed(const std::vector<std::string> & folders) REQUIRES(writing);
 

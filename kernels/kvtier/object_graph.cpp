@@ -126,6 +126,7 @@ void object_graph::shorten_those_through(const segment & lost) {
         unlink(*c);
         link(*c, *end);
         c->n_tokens = end->p1;
+        c->n_naming = std::min(c->n_naming, c->n_tokens);
     }
 }
 

@@ -161,7 +161,9 @@ void recovery::refuse(const std::string & folder, const dir_entry & entry, const
         unread[folder].push_back(entry.name);
     }
     if (why.is_corrupt()) {
-        (void) rooms.files.set_aside(folder, entry.name).is_ok(); // what stays is refused again at the next opening
+        if (const status s = rooms.files.set_aside(folder, entry.name); !s.is_ok() && !s.is_miss()) {
+            rooms.files.defer({ { folder, entry.name, doomed_file::fate::set_aside, s } });
+        }
     }
 }
 
@@ -341,6 +343,7 @@ void recovery::keep_shorter(conversation & c, const std::string & folder, checkp
     if (written.is_ok()) {
         c.next_number++;
     } else {
+        rooms.files.remove_file(names::join(folder, names::checkpoint(record.number)));
         record.number = before;
     }
     found.add(make_checkpoint(record, bytes.size()), c, *end);

@@ -157,6 +157,13 @@ static status not_removed(const status & why) {
         "; what was to be removed is still on the disk, and a restart finds it again: mend that, and remove it again");
 }
 
+// Whose files lie there nobody knows, so none is named.
+static status empty_quarantine(store_rooms & rooms, uint64_t & bytes_freed) REQUIRES(rooms.files.writing) {
+    const status emptied = rooms.files.empty_quarantine(bytes_freed);
+    return emptied.is_ok() || emptied.is_miss() ? status::ok()
+                                                : not_removed(status::io_error(rooms.layout.quarantine() + ": not all of it can be removed"));
+}
+
 // Removes files of a name space or (null) of several. with_damaged: those do not tell whose they are.
 static status remove_forgotten(store_rooms & rooms, const key * name_space, const doomed_files & files,
                                const std::vector<uint64_t> & left, uint64_t & bytes_freed,
@@ -164,12 +171,12 @@ static status remove_forgotten(store_rooms & rooms, const key * name_space, cons
     std::set<std::string> changed;
     bytes_freed = rooms.files.finish_deferred(&changed) + rooms.files.remove(files, &changed);
     const uint64_t of_known = bytes_freed;
-    const status   emptied  = with_damaged ? not_removed(rooms.files.empty_quarantine(bytes_freed)) : status::ok();
+    const status   emptied  = with_damaged ? empty_quarantine(rooms, bytes_freed) : status::ok();
     if (bytes_freed > of_known) {
         changed.insert(rooms.layout.model());
     }
     const status trimmed = trim(rooms, left, bytes_freed, changed);
-    const status synced  = rooms.files.sync_all(changed);
+    const status synced  = rooms.files.sync_own(changed, name_space);
     const status removed = not_removed(rooms.files.refused(name_space));
     return !removed.is_ok() ? removed : !emptied.is_ok() ? emptied : !trimmed.is_ok() ? trimmed : synced;
 }
@@ -201,14 +208,14 @@ status store::remove_name_space(const key & name_space, uint64_t & bytes_freed) 
     rooms->known.forget_name_space(name_space, files);
     bytes_freed = rooms->files.finish_deferred(&changed);
     bytes_freed += rooms->files.remove(files, &changed);
-    const status emptied = not_removed(rooms->files.empty_quarantine(bytes_freed)); // damaged files do not tell whose they are
+    const status emptied = empty_quarantine(*rooms, bytes_freed); // damaged files do not tell whose they are
     status       removed = rooms->files.refused(&name_space);
     if (name_space != key{}) {
         const std::string folder = rooms->layout.name_space(name_space);
         removed = rooms->files.remove_tree(folder, bytes_freed);
         changed.insert(names::parent(folder));
     }
-    const status synced = rooms->files.sync_all(changed);
+    const status synced = rooms->files.sync_own(changed, &name_space);
     removed = not_removed(removed);
     return !removed.is_ok() ? removed : !emptied.is_ok() ? emptied : synced;
 }
@@ -257,11 +264,11 @@ status store::gc(uint64_t & bytes_freed, bool with_expired) {
         }
         rooms->known.forget_unusable(nullptr, files, left);
         rooms->files.remove(files, &changed);
-        (void) trim(*rooms, left, freed, changed).is_ok(); // What could not be cut is tried again.
+        const status trimmed = trim(*rooms, left, freed, changed);
         (void) rooms->files.sync_all(changed).is_ok();
         apply_all_limits(*rooms);
         const status refused = rooms->files.refused(nullptr);
-        result = not_removed(refused.is_ok() ? emptied : refused);
+        result = not_removed(!refused.is_ok() ? refused : !emptied.is_ok() ? emptied : trimmed);
         const uint64_t after = rooms->bytes.bytes();
         bytes_freed = before > after ? before - after : 0;
     }

@@ -173,10 +173,50 @@ TEST(a_removal_is_not_refused_for_files_of_another_user) {
     for (const bool is_alice : { true, false }) {
         CHECK(m.save(*s, tokens).is_ok() && alice.save(*s, tokens).is_ok());
         disk.no_remove = is_alice ? "/u/" : hex(m.options().fingerprint) + "/pages/";
+        disk.no_sync   = is_alice ? "/u/" : "";
         CHECK(s->remove_conversation(user_key(is_alice ? "alice" : ""), hash, freed).is_io_error());
         CHECK(s->remove_conversation(user_key(is_alice ? "" : "alice"), hash, freed).is_ok());
         disk.no_remove = "";
+        disk.no_sync   = "";
         CHECK(s->gc(freed).is_ok());
+    }
+}
+
+TEST(what_could_not_be_set_aside_at_the_opening_is_told_and_tried_again) {
+    failing_env              disk;
+    const model              m;
+    const std::vector<token> tokens = random_tokens(1, 64);
+    CHECK(m.save(*open(disk, m.options()), tokens).is_ok());
+    const std::string damaged = files_with(disk, ".seg").front();
+    disk.put(damaged, "x" + disk.get(damaged).substr(1));
+    disk.no_make   = "quarantine";
+    disk.no_remove = ".seg";
+    auto     s     = open(disk, m.options());
+    uint64_t freed = 0;
+    CHECK(s->gc(freed).is_io_error() && holds_tokens(disk, tokens));
+    CHECK(s->remove_name_space({}, freed).is_io_error());
+    disk.no_make   = "";
+    disk.no_remove = "";
+    CHECK(s->remove_name_space({}, freed).is_ok() && !holds_tokens(disk, tokens));
+    CHECK(counts_what_is_there(*s, disk));
+}
+
+TEST(what_is_damaged_is_set_aside_also_where_somebody_removed_the_quarantine) {
+    fault_env disk;
+    agent     a;
+    auto      s = open(disk, a.m.options());
+    for (const uint64_t session : { 1, 2 }) {
+        CHECK(a.save(*s, session).is_ok());
+        const std::vector<token> tokens = a.session(session);
+        const std::vector<token> own(tokens.begin() + 64, tokens.begin() + 80);
+        damage_pages_of(disk, own);
+        a.use(*s, session);
+        CHECK(a.save(*s, 10 + session).is_ok()); // The writer does what readers leave to it.
+        for (const std::string & path : files_with(disk, "/quarantine/")) {
+            disk.erase(path);
+        }
+        CHECK(!holds_tokens(disk, own));
+        CHECK(disk.remove_dir(std::string(root_dir) + "/" + hex(a.m.options().fingerprint) + "/quarantine").is_ok());
     }
 }
 

@@ -82,8 +82,8 @@ status trim(store_rooms & rooms, const std::vector<uint64_t> & segments, uint64_
             held.add(cut.of);
             const uint64_t before = rooms.bytes.bytes();
             if (status s = write_first(rooms, *cut.of, cut.n_kept); !s.is_ok()) {
-                // Another removal's segment is not this one's failure; one that cannot be read will never be cut.
-                result = std::count(segments.begin(), segments.end(), *it) > 0 ? s : result;
+                // Another removal's segment is not this one's failure; one that cannot be read will never be cut, nor one that is gone.
+                result = !s.is_miss() && std::count(segments.begin(), segments.end(), *it) > 0 ? s : result;
                 it     = s.is_damaged() || s.is_miss() ? rooms.untrimmed.erase(it) : std::next(it);
                 continue;
             }

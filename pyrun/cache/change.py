@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pyrun import _kernels
@@ -213,7 +214,17 @@ def keep(targets: Sequence[Target], ttl: str | None, expire: str | None) -> list
 
 
 def remove(cache: Path, targets: Sequence[Target], logs: Sequence[Path] = ()) -> Removed:
-    freed = sum(_remove(target) for target in targets) + sum(_remove_log(log) for log in logs)
+    """What one target refuses keeps none of the others; the last refusal is told."""
+    freed = 0
+    refused: UserError | None = None
+    steps = [*(partial(_remove, target) for target in targets), *(partial(_remove_log, log) for log in logs)]
+    for step in steps:
+        try:
+            freed += step()
+        except UserError as error:
+            refused = error
+    if refused:
+        raise refused
     conversations = [c for target in targets for c in target.conversations]
     return Removed(str(cache), freed, conversations, [str(log) for log in logs])
 

@@ -152,7 +152,7 @@ def _ask_running(cache: Path, prefix: str | None, *, all_users: bool) -> Visited
         try:
             told += list_server(server.url, server.key, all_users=all_users).models
         except UserError as error:
-            console.say(f"{server.url}: {error.message}")  # it may be loading, or stopping
+            _say_why(server.url, error)
     chosen = [one for one in told if one.fingerprint.startswith(wanted) or wanted in (one.model or "").lower()]
     console.say("only what running servers have open is listed: the native module is not built for this Python")
     return Visited(str(cache), chosen, [])
@@ -473,9 +473,14 @@ def _ask_holders(found: Visited[T], ask_one: Callable[[str, str | None], Visited
         try:
             models += ask_one(server.url, server.key).models
         except UserError as error:
-            console.say(f"{server.url}: {error.message}")  # it may be loading, or stopping
+            _say_why(server.url, error)
             held.append(one)
     return Visited(found.cache, models, held)
+
+
+def _say_why(url: str, error: UserError) -> None:
+    """It may be loading or stopping, or its disk refuses."""
+    console.say(": ".join(part for part in (url, error.message, error.hint) if part))
 
 
 def _cache(folder: Path | None) -> Path:
