@@ -13,9 +13,13 @@ TEST(the_budget_holds_and_beginnings_stay_the_longest) {
     network_disk & network = new_network_disk();
     shared_options o = quick();
     o.limit = 40 * disk_block;
-    const server a(network, {}, o);
-    auto         talk = random_tokens(1, 64);
+    o.touch = 60s;
+    server a(network, {}, o);
+    auto   talk = random_tokens(1, 64);
     for (uint64_t i = 0; i < 80; i++) {
+        const int64_t now = network.now_ms() + 7000; // Uses are told less often than there are turns.
+        network.set_now_ms(now);
+        a.disk.set_now_ms(now);
         append(talk, 100 + i, 16);
         CHECK(a.save(talk));
         (void) a.tier->publish(patience);
@@ -27,6 +31,34 @@ TEST(the_budget_holds_and_beginnings_stay_the_longest) {
     }
     CHECK(within(patience, [&] { return a.tier->stats().evicted > 0; }));
     CHECK(a.tier->stats().evicts);
+    const server b(network, {}, o);
+    CHECK(within(patience, [&] { return b.restore(talk) >= 64; }));
+}
+
+TEST(a_prompt_that_took_minutes_to_write_loses_its_end_first) {
+    network_disk & network = new_network_disk();
+    network.ms_per_file    = 40000;
+    shared_options o = quick();
+    o.limit = 40 * disk_block;
+    o.touch = 60s;
+    const server a(network, {}, o);
+    CHECK(within(patience, [&] { return a.tier->stats().is_on; }));
+    a.tier->hold(true);
+    auto talk = random_tokens(1, 64);
+    for (uint64_t i = 0; i < 20; i++) {
+        append(talk, 100 + i, 16);
+        CHECK(a.save(talk));
+    }
+    a.tier->hold(false);
+    CHECK(a.tier->publish(patience));
+    auto other = random_tokens(2, 64);
+    for (uint64_t i = 0; i < 40 && a.tier->stats().evicted == 0; i++) {
+        append(other, 200 + i, 16);
+        CHECK(a.save(other));
+        (void) a.tier->publish(patience);
+    }
+    const uint64_t evicted = a.tier->stats().evicted;
+    CHECK(evicted > 0 && evicted < 20);
     const server b(network, {}, o);
     CHECK(within(patience, [&] { return b.restore(talk) >= 64; }));
 }

@@ -222,7 +222,8 @@ static shared_index::news news_of(const shared_copy & copy, const shared_written
     return out;
 }
 
-void shared_tier::note_published(const std::vector<shared_copy> & copies, const std::vector<shared_written> & written) {
+void shared_tier::note_published(const std::vector<shared_copy> & copies, const std::vector<shared_written> & written,
+                                 std::vector<shared_name> & fresh) {
     std::vector<shared_index::news> news;
     uint64_t                        n_files = 0, n_bytes = 0;
     for (size_t i = 0; i < copies.size(); i++) {
@@ -233,6 +234,7 @@ void shared_tier::note_published(const std::vector<shared_copy> & copies, const 
             news.push_back(news_of(copies[i], written[i]));
         }
         touched[copies[i].name.path()] = rooms.e.now_ms();
+        fresh.push_back(copies[i].name);
         n_files++;
         n_bytes += copies[i].bytes();
     }
@@ -300,7 +302,7 @@ status shared_tier::write_copies(publishing & now) {
         });
         return gone.is_ok() ? status::miss("something was removed meanwhile") : gone;
     }
-    note_published(kept->copies, kept->written);
+    note_published(kept->copies, kept->written, now.fresh);
     status problem = status::ok();
     for (const shared_written & written : kept->written) {
         problem = problem.is_ok() ? written.result : problem;
@@ -361,32 +363,33 @@ void shared_tier::publish_all() {
     since_ms = std::min(since_ms, rooms.e.now_ms()); // The clock may have been set back.
     publishing now;
     now.removals_before = own->n_removals;
-    std::vector<local_object> used = compare();
-    const bool is_let = may_write();
-    if (is_let) {
-        touch_used(used);
-    }
-    used.erase(std::remove_if(used.begin(), used.end(), [&](const local_object & object) {
+    const std::vector<local_object>   used   = compare();
+    const bool                        is_let = may_write();
+    std::vector<const local_object *> wanted;
+    for (const local_object & object : used) {
         const std::map<key, int64_t> & already = published(object);
-        return std::all_of(object.missing.begin(), object.missing.end(), [&](const key & k) {
+        const bool is_known = std::all_of(object.missing.begin(), object.missing.end(), [&](const key & k) {
             const auto before = already.find(k);
             return before != already.end() && before->second >= object.used_ms;
         });
-    }), used.end());
+        if (!is_known) {
+            wanted.push_back(&object);
+        }
+    }
     // What was in use before a removal may not be any more.
     const auto goes_on = [&] { return !stopping && is_usable() && now.removals_before == own->n_removals; };
     status     problem = status::ok();
-    now.n_left         = used.size();
+    now.n_left         = wanted.size();
     if (!is_let) {
         mutex_lock guard(mu);
         counted.unpublished = now.n_left;
         return;
     }
-    for (const local_object & object : used) {
+    for (const local_object * object : wanted) {
         if (!goes_on() || (is_look_due() && !refresh())) {
             break;
         }
-        if (problem = publish_object(object, now); !problem.is_ok()) {
+        if (problem = publish_object(*object, now); !problem.is_ok()) {
             break;
         }
     }
@@ -394,6 +397,7 @@ void shared_tier::publish_all() {
         const status s = write_copies(now);
         problem        = problem.is_ok() ? s : problem;
     }
+    touch_used(used, now.fresh);
     const bool is_put_off = problem.is_miss(); // Something was removed, or it stops: the next round has it.
     needs_room = problem.is_over_budget();
     mutex_lock guard(mu);
@@ -404,21 +408,27 @@ void shared_tier::publish_all() {
     why_unpublished     = is_put_off ? "" : problem.message();
 }
 
-// Whoever evicts sees by a file's time that it was used. It need not know of every use.
-void shared_tier::touch_used(const std::vector<local_object> & used) {
-    const auto                     names = std::make_shared<std::vector<shared_name>>();
+// Whoever evicts sees by a file's time that it was used. It need not know of every use; but a beginning's time is never before
+// that of what goes on from it, which would be of no use without it: where something is new, beginnings are touched after it.
+void shared_tier::touch_used(const std::vector<local_object> & used, const std::vector<shared_name> & fresh) {
+    const auto                     names = std::make_shared<std::vector<shared_name>>(fresh);
+    const int64_t                  least = std::min<int64_t>(options.touch.count(), fresh.empty() ? options.touch.count() : 1);
     std::map<std::string, int64_t> now;
+    for (const shared_name & name : fresh) {
+        now[name.path()] = touched[name.path()];
+    }
     for (const local_object & object : used) {
         for (const shared_name & name : object.there) {
             const auto known  = touched.find(name.path());
             int64_t &  before = now.emplace(name.path(), known == touched.end() ? 0 : known->second).first->second;
-            if (object.used_ms - before >= options.touch.count()) {
+            if (object.used_ms - before >= least) {
                 before = object.used_ms;
                 names->push_back(name);
             }
         }
     }
     touched = std::move(now);
+    std::sort(names->begin(), names->end(), [](const shared_name & a, const shared_name & b) { return a.at > b.at; });
     if (!names->empty()) {
         (void) call([names](core & its, const std::atomic<bool> & abandoned) {
             for (size_t i = 0; i < names->size() && !abandoned; i++) {

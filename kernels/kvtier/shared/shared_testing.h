@@ -26,6 +26,7 @@ struct network_disk : failing_env {
     std::atomic<bool> is_stale{ false }; // files are listed that are gone
     std::atomic<int>  n_stale_reads{ 0 }; // the next reads of segments meet a handle that leads nowhere any more
     std::atomic<int>  ms_per_name{ 0 };  // that a list takes
+    std::atomic<int>  ms_per_file{ 0 };  // by which its clock goes on when one is made
     std::atomic<int>  n_counted{ 0 };    // how often what is being written was listed
 
     status open_file(const std::string & path, std::unique_ptr<readable_file> & out) override {
@@ -40,6 +41,7 @@ struct network_disk : failing_env {
     }
     status create_file(const std::string & path, std::unique_ptr<writable_file> & out) override {
         wait();
+        set_now_ms(now_ms() + ms_per_file);
         return failing_env::create_file(path, out);
     }
     status list_dir(const std::string & path, std::vector<dir_entry> & out) override {

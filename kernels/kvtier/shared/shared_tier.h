@@ -156,6 +156,7 @@ private:
         std::vector<shared_copy>          copies;
         uint64_t                          bytes = 0; // of them
         std::vector<const local_object *> whole;     // objects that are there when these copies are
+        std::vector<shared_name>          fresh;     // what was written
     };
 
     // the folder's threads
@@ -188,9 +189,10 @@ private:
     status publish_object(const local_object & object, publishing & now);
     status add_copy(shared_copy copy, publishing & now);
     status write_copies(publishing & now);
-    void   note_published(const std::vector<shared_copy> & copies, const std::vector<shared_written> & written);
+    void   note_published(const std::vector<shared_copy> & copies, const std::vector<shared_written> & written,
+                          std::vector<shared_name> & fresh);
     std::map<key, int64_t> & published(const local_object & object) { return object.is_anchor ? published_anchors : published_runs; }
-    void touch_used(const std::vector<local_object> & used);
+    void touch_used(const std::vector<local_object> & used, const std::vector<shared_name> & fresh);
 
     std::vector<local_object> objects_in_use() const;
     std::vector<local_object> compare();
