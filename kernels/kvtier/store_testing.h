@@ -279,6 +279,10 @@ private:
     static status refused(const std::string & path) { return status::io_error(path + ": Input/output error"); }
 };
 
+inline uint64_t counted(const counter_values & values, damage reason) {
+    return values.damaged[static_cast<size_t>(reason)];
+}
+
 inline std::vector<std::string> files_with(const fault_env & disk, const std::string & text) {
     std::vector<std::string> out;
     for (const std::string & path : disk.files()) {
