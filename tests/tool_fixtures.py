@@ -77,6 +77,17 @@ def refusal(box: Toolbox, tool: str, /, **arguments: Any) -> str:
     return str(refused.value)
 
 
+def stopped_call(box: Toolbox, tool: str, /, **arguments: Any) -> str:
+    """What is told of a call that its client cancels soon."""
+    pending = box.prepare(tool, arguments)
+    timer = threading.Timer(0.3, pending.call.stopped.set)
+    timer.start()
+    with pytest.raises(ToolError) as told:
+        box.make(pending)
+    timer.join()
+    return str(told.value)
+
+
 class Handler(BaseHTTPRequestHandler):
     """/to?URL redirects, /echo tells what it got, /drip never ends, /endless neither, /binary and /large are that."""
 
