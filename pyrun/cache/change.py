@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyrun import _kernels
 from pyrun.cache.folder import (
     HeldError,
     Model,
+    Refusal,
     Visited,
     check_writable,
     explained,
@@ -67,6 +67,7 @@ class Removed:
     bytes_freed: int
     conversations: list[Conversation]
     logs: list[str]
+    refused: list[Refusal]
 
 
 def collect(cache: Path, prefix: str | None = None) -> Visited[Collected]:
@@ -214,19 +215,22 @@ def keep(targets: Sequence[Target], ttl: str | None, expire: str | None) -> list
 
 
 def remove(cache: Path, targets: Sequence[Target], logs: Sequence[Path] = ()) -> Removed:
-    """What one target refuses keeps none of the others; the last refusal is told."""
+    """What one refuses keeps none of the others."""
+    done = Removed(str(cache), 0, [], [], [])
     freed = 0
-    refused: UserError | None = None
-    steps = [*(partial(_remove, target) for target in targets), *(partial(_remove_log, log) for log in logs)]
-    for step in steps:
+    for target in targets:
         try:
-            freed += step()
+            freed += _remove(target)
+            done.conversations.extend(target.conversations)
         except UserError as error:
-            refused = error
-    if refused:
-        raise refused
-    conversations = [c for target in targets for c in target.conversations]
-    return Removed(str(cache), freed, conversations, [str(log) for log in logs])
+            done.refused.append(Refusal.of(error))
+    for log in logs:
+        try:
+            freed += _remove_log(log)
+            done.logs.append(str(log))
+        except UserError as error:
+            done.refused.append(Refusal.of(error))
+    return replace(done, bytes_freed=freed)
 
 
 def _remove_log(log: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -76,12 +76,25 @@ class HeldError(UserError):
 
 
 @dataclass(frozen=True)
+class Refusal:
+    """Why something was not done, and what to do about it. It kept nothing else from being done."""
+
+    message: str
+    hint: str | None
+
+    @classmethod
+    def of(cls, error: UserError) -> Refusal:
+        return cls(error.message, error.hint)
+
+
+@dataclass(frozen=True)
 class Visited(Generic[T]):
-    """One result per model, but for those that another process has."""
+    """One result per model, but for those that another process has, and for those that refused."""
 
     cache: str
     models: list[T]
     held: list[Held]
+    refused: list[Refusal] = field(default_factory=list)
 
 
 def bytes_on_disk(path: Path) -> int:
@@ -223,12 +236,13 @@ def _process_name(pid: int | None) -> str:
 
 
 def visit(cache: Path, prefix: str | None, look: Callable[[Model], T]) -> Visited[T]:
-    """Does the same for every model. One that is in use does not keep the others from being looked at."""
-    results: list[T] = []
-    held: list[Held] = []
+    """Does the same for every model. One that is in use or refuses does not keep the others from being looked at."""
+    found: Visited[T] = Visited(str(cache), [], [])
     for model in find_models(cache, prefix):
         try:
-            results.append(look(model))
+            found.models.append(look(model))
         except HeldError as error:
-            held.append(error.held)
-    return Visited(str(cache), results, held)
+            found.held.append(error.held)
+        except UserError as error:
+            found.refused.append(Refusal.of(error))
+    return found

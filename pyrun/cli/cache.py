@@ -27,7 +27,7 @@ from pyrun.cache.change import (
     select_user,
     set_damaged_aside,
 )
-from pyrun.cache.folder import HeldError, Model, Visited
+from pyrun.cache.folder import HeldError, Model, Refusal, Visited
 from pyrun.cache.look import Conversation, Listing, Progress, Stats, Verified, cache_stats, list_cache, verify_cache
 from pyrun.cache.remote import keep_on_server, list_server, server_stats, verify_on_server
 from pyrun.cache.running import server_of, servers_of
@@ -133,12 +133,12 @@ def ls_command(folder: Path | None, model: str | None, as_json: bool, url: str |
             if number:
                 click.echo()
             _print_listing(listing)
-        if not found.models and not found.held:
+        if not found.models and not _errors_of(found):
             console.say(f"nothing is stored in {found.cache}")
     damaged = sum(listing.damaged for listing in found.models)
     if damaged:
         console.say(f"warning: damage in {_count(damaged, 'file')}; `llama-run cache verify` tells more")
-    _fail_on_held(found)
+    _fail(_errors_of(found))
 
 
 def _ask_running(cache: Path, prefix: str | None, *, all_users: bool) -> Visited[Listing]:
@@ -273,7 +273,7 @@ def stats_command(folder: Path | None, model: str | None, as_json: bool, url: st
         click.echo(f"{console.printable(stats.cache)}: {console.size(stats.bytes)} on disk, {free} free beside it")
         for one in stats.stored.models:
             _print_stats(one)
-    _fail_on_held(stats.stored)
+    _fail(_errors_of(stats.stored))
 
 
 def _print_stats(stats: Stats) -> None:
@@ -318,10 +318,10 @@ def verify_command(folder: Path | None, model: str | None, as_json: bool) -> Non
     for one in found.models:
         if one.is_sound:
             console.say(f"{one.path}: sound, {_count(one.files, 'file')} read ({console.size(one.bytes)})")
-    if not found.models and not found.held:
+    if not found.models and not _errors_of(found):
         console.say(f"nothing is stored in {found.cache}")
     _fail(
-        [UserError(_verdict(one), _remedy(one)) for one in found.models if not one.is_sound] + _held_errors(found),
+        [UserError(_verdict(one), _remedy(one)) for one in found.models if not one.is_sound] + _errors_of(found),
     )
 
 
@@ -365,9 +365,9 @@ def gc_command(folder: Path | None, model: str | None, as_json: bool, corrupt: b
     else:
         for one in done.models:
             _print_collected(one, corrupt)
-        if not done.models and not done.held:
+        if not done.models and not _errors_of(done):
             console.say(f"nothing is stored in {done.cache}")
-    _fail_on_held(done)
+    _fail(_errors_of(done))
 
 
 def _print_collected(one: Collected, corrupt: bool) -> None:
@@ -434,6 +434,7 @@ def rm_command(
         for other in named_caches(find_home(), CACHE_FLAG):
             if other.is_dir() and other.resolve() != cache.resolve():
                 console.say(f"llama-run.toml names {other} as well, which stays; --cache-ssd means that one")
+    _fail(_refusals(done.refused))
 
 
 def _what(conversations: Sequence[object], logs: Sequence[object]) -> str:
@@ -475,7 +476,7 @@ def _ask_holders(found: Visited[T], ask_one: Callable[[str, str | None], Visited
         except UserError as error:
             _say_why(server.url, error)
             held.append(one)
-    return Visited(found.cache, models, held)
+    return replace(found, models=models, held=held)
 
 
 def _say_why(url: str, error: UserError) -> None:
@@ -522,12 +523,15 @@ def _print_json(data: Any) -> None:
     click.echo(json.dumps(data if isinstance(data, dict) else _plain(data), indent=2))
 
 
-def _held_errors(visited: Visited[Any]) -> list[UserError]:
-    return [HeldError(Model(Path(visited.cache), bytes.fromhex(held.fingerprint)), held) for held in visited.held]
+def _errors_of(visited: Visited[Any]) -> list[UserError]:
+    """Why some of the models have no result."""
+    cache = Path(visited.cache)
+    held = [HeldError(Model(cache, bytes.fromhex(one.fingerprint)), one) for one in visited.held]
+    return [*held, *_refusals(visited.refused)]
 
 
-def _fail_on_held(visited: Visited[Any]) -> None:
-    _fail(_held_errors(visited))
+def _refusals(refused: Sequence[Refusal]) -> list[UserError]:
+    return [UserError(one.message, one.hint) for one in refused]
 
 
 def _fail(errors: Sequence[UserError]) -> None:

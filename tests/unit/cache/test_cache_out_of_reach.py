@@ -93,6 +93,39 @@ def test_looking_does_not_need_the_right_to_write(
                 path.chmod(0o700)
 
 
+def test_models_that_refuse_keep_nothing_from_being_done_to_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        monkeypatch.setenv("LLAMA_RUN_HOME", str(make_clone(Path(folder))))
+        cache = Path(folder) / "cache"
+        last = bytes([0xF3]) + bytes(15)
+        for seed, model in enumerate((MODEL, OTHER, last)):
+            fill(cache, prompt(seed), model=model)
+        closed = [cache / model.hex() for model in (MODEL, OTHER)]
+        with as_somebody_else(cache, *cache.rglob("*")):
+            for path in closed:
+                path.chmod(0o500)
+            for command in (["gc"], ["gc", "--corrupt"], ["rm", "--all", "--yes"]):
+                code, out, err = run(capsys, "cache", *command, "--cache-ssd", cache, "--json")
+                told, why = json.loads(out), [f"no permission to change {path}" for path in closed]
+                assert code == 1 and [line for line in err.splitlines() if line.startswith("error: ")] == [
+                    f"error: {one}" for one in why
+                ]
+                assert [one["message"] for one in told["refused"]] == why and all(
+                    one["hint"] for one in told["refused"]
+                )
+                if command[0] == "gc":
+                    assert [one["fingerprint"] for one in told["models"]] == [last.hex()]
+                else:
+                    assert [one["hash"] for one in told["conversations"]] == [conversation(prompt(2))]
+                    assert told["bytes_freed"] > 0
+            assert [path.is_dir() for path in (*closed, cache / last.hex())] == [True, True, False]
+            for path in closed:
+                path.chmod(0o700)
+
+
 def test_read_only_disk_can_be_looked_at(cache: Path) -> None:
     fill(cache, prompt(1))
     mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
