@@ -17,11 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def free_port() -> int:
     """One below those that connections are given by the system: else one of them may have it before the server does."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])  # two that run beside each other draw apart
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])  # those that run beside each other draw apart
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     draw = random.SystemRandom()
     while True:
         with socket.socket() as probe:
-            port = draw.randrange(10_000 + worker % 2, 32_000, 2)
+            port = draw.randrange(10_000 + worker, 32_000, workers)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
@@ -29,10 +30,11 @@ def free_port() -> int:
             return port
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float, what: str, said: Callable[[], str] = lambda: "") -> None:
+    """`said` gives what a process has written by the time that this fails."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}\n{said()}"
         time.sleep(0.05)
 
 

@@ -39,7 +39,7 @@ class Server:
             return False
 
     def wait_until_healthy(self, seconds: float = START_SECONDS) -> None:
-        wait_until(lambda: self.is_healthy() or self.launcher.poll() is not None, seconds, f"healthy:\n{self.said()}")
+        wait_until(lambda: self.is_healthy() or self.launcher.poll() is not None, seconds, "healthy", self.said)
         assert self.launcher.poll() is None, self.said()
 
     def stop(self) -> int:

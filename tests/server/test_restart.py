@@ -62,12 +62,12 @@ def test_conversation_outlives_ctrl_c(start_server: StartServer, tmp_path: Path,
     flags = ("--cache-ssd", str(tmp_path / "kv"), "--ctx", "4096")
     model = None if BACKEND == "cpu" else dense  # the built-in one, where it does not take minutes
     server = start_server(model, *flags)
-    wait_until(lambda: "kv, 0 conversations, " in server.said(), 60, server.said())
+    wait_until(lambda: "kv, 0 conversations, " in server.said(), 60, "the launcher says it", server.said)
     messages = first_turn(server)
     assert server.stop() == 0
 
     again = start_server(model, *flags)
-    wait_until(lambda: "kv, 1 conversation, " in again.said(), 60, again.said())
+    wait_until(lambda: "kv, 1 conversation, " in again.said(), 60, "the launcher says it", again.said)
     restored = chat(again, messages)
     assert restored["timings"]["cache_source"] == "cold"
     assert restored["timings"]["cache_n"] > 256 and restored["timings"]["prompt_n"] < 40
@@ -83,7 +83,7 @@ def test_conversation_outlives_ctrl_c(start_server: StartServer, tmp_path: Path,
 
 def test_turned_off_cache_writes_nothing(start_server: StartServer, dense: Path) -> None:
     server = start_server(dense, "--no-cache-ssd", "--ctx", "2048")
-    wait_until(lambda: "cache: off: not asked for" in server.said(), 60, server.said())
+    wait_until(lambda: "cache: off: not asked for" in server.said(), 60, "the launcher says it", server.said)
     answer = server.post("/completion", {"prompt": "Hello!", "n_predict": 2}).json()
     assert "cache_source" not in answer["timings"]
     assert server.stop() == 0 and not (server.output.parent / "kv-cache").exists()
@@ -91,7 +91,7 @@ def test_turned_off_cache_writes_nothing(start_server: StartServer, dense: Path)
 
 def test_key_of_the_server_does_not_keep_the_launcher_out(start_server: StartServer, dense: Path) -> None:
     server = start_server(dense, "--ctx", "2048", "--", "--api-key", "secret")
-    wait_until(lambda: "kv-cache, 0 conversations, " in server.said(), 60, server.said())
+    wait_until(lambda: "kv-cache, 0 conversations, " in server.said(), 60, "the launcher says it", server.said)
     assert cli("ls", "--url", server.url, key="secret")["models"][0]["conversations"] == []
     refused = subprocess.run([ROOT / "llama-run", "cache", "ls", "--url", server.url], capture_output=True, text=True)
     assert refused.returncode == 1 and "set LLAMA_API_KEY" in refused.stderr
@@ -103,7 +103,7 @@ def test_second_server_says_why_it_has_no_cache(start_server: StartServer, dense
     first = start_server(dense, *flags)
     second = start_server(dense, *flags)
     expected = f"cache: off: llama-server (pid {first.pid}) has this model's state in {tmp_path} open"
-    wait_until(lambda: expected in second.said(), 60, second.said())
+    wait_until(lambda: expected in second.said(), 60, "the launcher says it", second.said)
     assert second.post("/completion", {"prompt": "Hello!", "n_predict": 2}).status_code == 200
     assert second.stop() == 0 and first.stop() == 0
 

@@ -45,7 +45,7 @@ class Launched:
         return self.output.read_text()
 
     def wait_for(self, text: str, seconds: float = 120) -> None:
-        wait_until(lambda: text in self.said() or self.process.poll() is not None, seconds, f"{text}:\n{self.said()}")
+        wait_until(lambda: text in self.said() or self.process.poll() is not None, seconds, text, self.said)
         assert text in self.said(), self.said()
 
     def children(self) -> list[psutil.Process]:
