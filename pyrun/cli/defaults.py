@@ -115,7 +115,7 @@ def root_defaults(
         where = f"{path}: [{table}]"
         check_names(content, [*keys, *(SERVER_ONLY if table == "server" else ())], where)
         defaults |= _values(keys, content, where, path, given)
-    return defaults
+    return _with_warm_path(defaults, settings, path)
 
 
 def command_defaults(command: click.Command, table: dict[str, Any], where: str, path: Path) -> dict[str, Any]:
@@ -146,7 +146,15 @@ def model_defaults(
         where = f"{path}: [models.{name}]"
         values |= _values(keys, table, where, path, given)
         words += words_of(table, where)
-    return values, words
+    return _with_warm_path(values, settings, path), words
+
+
+def _with_warm_path(values: dict[str, Any], settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What is no name of a file of prompts is a path, and counts from the file's folder as every path there."""
+    warm = values.get("warm")
+    if warm is None or warm in table_of(settings, WARM_FILES, path):
+        return values
+    return {**values, "warm": str(path_of(warm, path))}
 
 
 def server_model(settings: dict[str, Any], path: Path) -> str | None:
@@ -170,7 +178,7 @@ def warm_file(settings: dict[str, Any], path: Path, wanted: str) -> Path:
     named = take(names, wanted, str, f"{path}: [{WARM_FILES}]")
     found = Path(wanted).absolute() if named is None else path_of(named, path)
     if not found.is_file():
-        near = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5) if named is None else []
+        near = difflib.get_close_matches(Path(wanted).name, names, n=1, cutoff=0.5) if named is None else []
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(
             f"there is no file {found} with prompts to prepare",

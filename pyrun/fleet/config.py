@@ -60,12 +60,12 @@ class Fleet:
 
 def parse_server(text: str) -> Server:
     """http://10.0.0.5:9090, or without http://."""
-    parts = urlsplit(text if "://" in text else f"http://{text}")
     try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
         port = parts.port
-    except ValueError:
+    except ValueError:  # a bracket is not closed, or the port is no number
         port = None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port is None or parts.path.strip("/"):
+    if port is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
         raise UserError(f"{text!r} is not where a server listens", "such as http://10.0.0.5:9090")
     if not re.fullmatch(r"[A-Za-z0-9.:_-]+", parts.hostname):
         raise UserError(f"{parts.hostname!r} is not the name of a machine", "such as 10.0.0.5 or gpu-1.local")

@@ -16,10 +16,9 @@ def check_port(host: str, port: int) -> None:
         return
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except socket.gaierror as error:
-        raise UserError(
-            f"{host} is not an address of this machine: {error.strerror}", "use --host 127.0.0.1"
-        ) from error
+    except (socket.gaierror, UnicodeError) as error:  # a name such as a..b cannot even be asked for
+        why = error.strerror if isinstance(error, OSError) else "it is no name"
+        raise UserError(f"{host} is not an address of this machine: {why}", "use --host 127.0.0.1") from error
     with socket.socket(address[0], socket.SOCK_STREAM) as probe:
         # It does as the server does: an old connection that lingers is no reason to refuse.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -86,7 +86,8 @@ def test_servers_are_started_with_the_shared_tier_and_the_header() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "10.0.0.1", "ftp://10.0.0.1:21", "http://10.0.0.1:9090/v1", "a b:80", "x;y:80", "http://h:99999"]
+    "text",
+    ["", "10.0.0.1", "ftp://10.0.0.1:21", "http://10.0.0.1:9090/v1", "a b:80", "x;y:80", "http://h:99999", "[::1:9090"],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UserError):

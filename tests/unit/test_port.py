@@ -27,3 +27,5 @@ def test_foreign_address_is_an_error() -> None:
         check_port("203.0.113.1", 9090)
     with pytest.raises(UserError, match="no-such-host.invalid is not an address"):
         check_port("no-such-host.invalid", 9090)
+    with pytest.raises(UserError, match="192.168..5 is not an address of this machine: it is no name"):
+        check_port("192.168..5", 9090)

@@ -119,6 +119,19 @@ def test_prompts_to_prepare_are_named(
     assert code == 1 and f"there is no file {clone / 'gone.jsonl'}" in err
 
 
+@pytest.mark.parametrize("table", ["server", "models.'smol*'"])
+def test_path_of_prompts_counts_from_the_files_folder(
+    clone: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    (clone / "prompts").mkdir()
+    (clone / "prompts" / "coder.jsonl").write_text('{"messages": []}')
+    (clone / "llama-run.toml").write_text(f"[{table}]\nwarm = 'prompts/coder.jsonl'\n")
+    monkeypatch.chdir(clone / "prompts")
+    code, out, err = run(capsys, "--server", "--dry-run")
+    assert code == 0, err
+    assert f"--cache-ssd-warm {clone / 'prompts/coder.jsonl'}" in out
+
+
 def test_model_of_the_file_is_served(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (clone / "llama-run.toml").write_text("[server]\nmodel = 'missing'")
     assert "error: no model is called 'missing'" in run(capsys, "--server", "--dry-run")[2]
