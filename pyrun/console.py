@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -34,7 +34,9 @@ err = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
 def say(message: str) -> None:
-    err.print(escape(_encodable(message)))
+    """Its terminal may be gone and its disk full: what is done goes on all the same."""
+    with suppress(OSError):
+        err.print(escape(_encodable(message)))
 
 
 def _encodable(text: str) -> str:

@@ -61,10 +61,9 @@ class Home:
     def memory(self) -> Path:
         return self.root / "memory"
 
-    @property
-    def tools_config(self) -> Path:
-        """It says how llama-server starts the tools, which are kept from this folder."""
-        return self.memory / "mcp-servers.json"
+    def tools_config(self, port: int) -> Path:
+        """It says how the llama-server of this port starts the tools, which are kept from this folder."""
+        return self.memory / f"mcp-servers-{port}.json"
 
     @property
     def settings(self) -> Path:

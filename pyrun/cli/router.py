@@ -99,7 +99,7 @@ def run_router(home: Home, options: ServerOptions, of_model: OfModel, names: Seq
         console.say(warning)
     use_runtime(settled.machine, options.backend)
     words_of_each = (word for preset in chosen.presets for word in preset.words)
-    offer_tools(home, tools, (*server_command(settings), *ours, *chosen.of_all, *words_of_each))
+    offer_tools(settings, tools, (*server_command(settings), *ours, *chosen.of_all, *words_of_each))
     supervise(home, settings, presets=chosen.presets)
 
 

@@ -8,13 +8,11 @@ import os
 import platform
 import re
 import shlex
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 import click
 from rich.markup import escape
@@ -62,13 +60,15 @@ from pyrun.server.command import (
     SPOOL_VARIABLE,
     ServerSettings,
     choose_cache,
+    kept_in,
     server_command,
 )
 from pyrun.server.loaded import LoadedModels
 from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
 from pyrun.server.router import Preset
-from pyrun.server.supervisor import State, Supervisor, Watched
+from pyrun.server.stop import LONGEST_SECONDS, LONGEST_SECONDS_OF_SEVERAL
+from pyrun.server.supervisor import State, Supervisor, Watched, stop_on_signals
 from pyrun.tools.kept import kept_folders
 from pyrun.tools.mcp_config import check_local, lacks_tools, write_config
 from pyrun.tools.root import Root
@@ -125,21 +125,22 @@ def run_server(
         _suggest_models(home, memory_for(machine, options.backend).both)
     workers = ask_workers(options.workers)
     lent = tuple(free for worker in workers for free in worker.memory)
-    profile = _choose_profile(model, machine, options, cache, lent)
+    kept = kept_in(cache, options.extra)
+    profile = _choose_profile(model, machine, options, kept, lent)
     if options.print_profile:
         assert profile is not None
         starts = [s for s in read_starts(starts_of(home)) if (s.model, s.backend) == (model.name, options.backend)]
         print_profile(profile, describe_starts(starts))
         return
     if not options.dry_run:
-        if cache:
-            make_cache(Path(cache))
+        if kept:
+            make_cache(Path(kept))
         for host in address.hosts:
             check_port(host, address.port)
         ensure_built(home, options, settled.snapshot)
         if model.path == default_model_path(home):
             ensure_default_model(home)
-            profile = _choose_profile(built_in(model.path), machine, options, cache, lent)
+            profile = _choose_profile(built_in(model.path), machine, options, kept, lent)
     settings = replace(
         settings_for(home, model.path, address, options),
         ctx=options.ctx or (profile.context if profile else None),
@@ -167,7 +168,7 @@ def run_server(
     if warning := device_warning(settled):
         console.say(warning)
     use_runtime(machine, options.backend)
-    offer_tools(home, tools, server_command(settings))
+    offer_tools(settings, tools, server_command(settings))
     for worker in workers:
         console.say(f"worker: {worker.endpoint}, with {console.size(sum(worker.memory))}")
     supervise(home, settings, profile, model.name, options.workers)
@@ -185,7 +186,7 @@ def settings_for(home: Home, model: Path, address: Address, options: ServerOptio
         shared=options.shared.absolute() if options.shared else None,
         overflow=options.overflow,
         spool=None if os.environ.get(SPOOL_VARIABLE) else home.memory / SPOOL,
-        tools=home.tools_config if options.with_tools else None,
+        tools=home.tools_config(address.port) if options.with_tools else None,
         extra=options.extra,
     )
 
@@ -225,12 +226,12 @@ def _checked_root(folder: Path, protected: Iterable[Path]) -> Path:
         return root.folder
 
 
-def offer_tools(home: Home, root: Path | None, words: Sequence[str]) -> None:
+def offer_tools(settings: ServerSettings, root: Path | None, words: Sequence[str]) -> None:
     """`words` are those that the server and its models are started with."""
-    if root is not None:
+    if root is not None and settings.tools is not None:
         kept = kept_folders(words, os.environ)
         _checked_root(root, kept)
-        write_config(home.tools_config, root, kept)
+        write_config(settings.tools, root, kept)
         console.say(f"tools: files below {root}; `llama-run tools list` shows all, logs/tools.jsonl every call")
 
 
@@ -296,7 +297,7 @@ def supervise(
     key = find_key(settings.extra, os.environ)
     value = key.value if key else None
     url = settings.address.url
-    caches = [cache for cache in (settings.cache, *(preset.cache for preset in presets)) if cache]
+    caches = [cache for cache in (settings.kept_in, *(preset.cache for preset in presets)) if cache]
     several = LoadedModels(url, value, presets) if presets else None
     power = PowerWatch(
         url,
@@ -316,19 +317,15 @@ def supervise(
             if profile is not None and profile.facts.source == "metadata" and not workers:
                 _hold_against(home, url, value, profile, model)
 
-    watched = Watched(server_command(settings), f"{url}/health", log, missing=lambda: missing_worker(workers))
+    watched = Watched(
+        server_command(settings),
+        f"{url}/health",
+        log,
+        longest_stop_seconds=LONGEST_SECONDS_OF_SEVERAL if presets else LONGEST_SECONDS,
+        missing=lambda: missing_worker(workers),
+    )
     supervisor = Supervisor(watched, listen, view.hear)
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        if signum == signal.SIGINT:
-            supervisor.interrupt()
-        else:
-            supervisor.stop()
-
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # nohup has SIGHUP ignored: the server outlives its terminal.
-        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
-            signal.signal(signum, stop)
+    stop_on_signals(supervisor)
     console.say(f"log: {log}")
     try:
         with _spool_watch(home):

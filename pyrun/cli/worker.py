@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-from types import FrameType
 
 import click
 
@@ -19,7 +17,7 @@ from pyrun.home import BundledHome, find_home
 from pyrun.machine.names import AUTO, BACKENDS
 from pyrun.server.log import log_of, rotate
 from pyrun.server.port import check_port
-from pyrun.server.supervisor import State, Supervisor, Watched
+from pyrun.server.supervisor import State, Supervisor, Watched, stop_on_signals
 from pyrun.workers.endpoint import DEFAULT_PORT, WARNING, Endpoint, check_private
 
 READY_SECONDS = 1.0  # so long one try to reach it may take
@@ -94,10 +92,5 @@ def _supervise(watched: Watched, endpoint: Endpoint) -> None:
             console.say("stopped")
 
     supervisor = Supervisor(watched, listen)
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        supervisor.stop()
-
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, stop)
+    stop_on_signals(supervisor)
     supervisor.run()

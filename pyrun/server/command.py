@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyrun.server.address import Address
 from pyrun.server.router import MEMORY_FLAG, Room
-from pyrun.server.words import has_flag
+from pyrun.server.words import has_flag, value_of
 
 CACHE_FLAG = "--cache-ssd"
 SHARED_FLAG = "--cache-ssd-shared"
@@ -41,6 +41,11 @@ class ServerSettings:
     devices: tuple[str, ...] = ()  # what the model may lie on beside RAM; none: all that there are
     room: Room | None = None  # for several models; None where there is one
     extra: tuple[str, ...] = ()  # what the user wrote behind `--`, as it is and last, so that it wins
+
+    @property
+    def kept_in(self) -> str | None:
+        """The folder of the SSD cache, also where the user named it behind `--`."""
+        return kept_in(self.cache, self.extra)
 
 
 def server_command(settings: ServerSettings) -> list[str]:
@@ -85,6 +90,11 @@ def words_of_models(settings: ServerSettings) -> list[str]:
     }
     given = {flag: value for flag, value in values.items() if value is not None and not has_flag(settings.extra, flag)}
     return ["--jinja", *(word for flag, value in given.items() for word in (flag, str(value)))]
+
+
+def kept_in(cache: str | None, extra: tuple[str, ...]) -> str | None:
+    """The folder that counts: one that stands behind `--`, else the one that was chosen. None where there is none."""
+    return (value_of(extra, CACHE_FLAG) if has_flag(extra, CACHE_FLAG) else cache) or None
 
 
 def choose_cache(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,8 @@ import psutil
 QUIET_SECONDS = 30.0
 # Saving is worth waiting for, but not for ever: what is not on disk by then is evaluated again.
 LONGEST_SECONDS = 120.0
+# Whoever serves several models waits so long for each, and then ends it: it is waited for a little longer itself.
+LONGEST_SECONDS_OF_SEVERAL = LONGEST_SECONDS + 10.0
 # A person need not hear of it earlier.
 MENTION_SECONDS = 2.0
 
@@ -22,7 +25,7 @@ def is_overdue(
 
 
 class Writing:
-    """Tells whether a process is writing to disk, as far as the system does."""
+    """Tells whether a process is writing to disk, or one that it started, as far as the system does."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -36,19 +39,30 @@ class Writing:
             return True
         return self._waits_for_disk()
 
-    def _bytes(self) -> int | None:
+    def _processes(self) -> list[psutil.Process]:
+        """Of several models, each is served by a process of its own, which saves its own state."""
         try:
-            # Bytes count as the process hands them over: what the disk is given is not counted on every file system.
-            return int(psutil.Process(self._pid).io_counters().write_chars)
-        except AttributeError:  # this system does not count them
-            return None
-        except psutil.Error:  # the process is gone, or not ours to look at
-            return 0
+            process = psutil.Process(self._pid)
+            return [process, *process.children(recursive=True)]
+        except psutil.Error:  # it is gone
+            return []
+
+    def _bytes(self) -> int | None:
+        total = 0
+        for process in self._processes():
+            try:
+                # Bytes count as they are handed over: what the disk is given is not counted on every file system.
+                total += process.io_counters().write_chars
+            except AttributeError:  # this system does not count them
+                return None
+            except psutil.Error:  # the process is gone, or not ours to look at
+                continue
+        return total
 
     def _waits_for_disk(self) -> bool:
         """Bytes are counted when they are handed to the kernel; an fsync that takes long adds none."""
-        try:
-            stats = [task.read_text() for task in Path(f"/proc/{self._pid}/task").glob("*/stat")]
-        except OSError:
-            return False
+        stats: list[str] = []
+        for process in self._processes():
+            with contextlib.suppress(OSError):
+                stats += [task.read_text() for task in Path(f"/proc/{process.pid}/task").glob("*/stat")]
         return any(stat.rpartition(")")[2].split()[:1] == ["D"] for stat in stats)

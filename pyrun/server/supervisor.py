@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 from pyrun.errors import UserError
@@ -112,7 +113,7 @@ class Supervisor:
         self._tell(State.STOPPED, self._end)
 
     def _tell(self, state: State, detail: str) -> None:
-        """Tells the listener. At the end, the terminal may be gone."""
+        """Tells the listener. Its terminal may be gone and its disk full: that is no reason to stop a server."""
         with contextlib.suppress(OSError):
             self._listener(state, detail)
 
@@ -121,7 +122,7 @@ class Supervisor:
         told = ""
         while missing := self._watched.missing():
             if missing != told:
-                self._listener(State.WAITING, missing)
+                self._tell(State.WAITING, missing)
                 told = missing
             self._pause(ASK_SECONDS)
             if self._asked is not None:
@@ -131,8 +132,9 @@ class Supervisor:
     def _start(self) -> None:
         try:
             with open_log(self._watched.log) as log:
-                log.write(f"\n$ {' '.join(without_secrets(self._watched.command))}\n".encode())
-                log.flush()
+                line = f"\n$ {' '.join(without_secrets(self._watched.command))}\n"
+                with contextlib.suppress(OSError):  # a full disk keeps a server that crashed from nothing else
+                    os.write(log.fileno(), line.encode())
                 self._follower = Follower(self._watched.log)
                 self._process = subprocess.Popen(
                     list(self._watched.command),
@@ -151,7 +153,7 @@ class Supervisor:
                 "`llama-run build` builds it anew",
             ) from error
         self._failed_starts += 1  # until it is ready
-        self._listener(State.STARTING, f"pid {self._process.pid}")
+        self._tell(State.STARTING, f"pid {self._process.pid}")
 
     def _watch(self) -> int | None:
         """Returns when the process ends, with its code, or when a stop is asked for, with None."""
@@ -166,7 +168,7 @@ class Supervisor:
             if not ready and self._is_healthy():
                 ready = self._was_ready = True
                 self._failed_starts = 0
-                self._listener(State.READY, f"pid {self._process.pid}")
+                self._tell(State.READY, f"pid {self._process.pid}")
             if time.monotonic() >= self._next_look:
                 self._look_into_log()
             time.sleep(POLL_SECONDS)
@@ -175,7 +177,8 @@ class Supervisor:
         self._next_look = time.monotonic() + LOOK_SECONDS
         if self._follower is not None:
             for notice in self._follower.notices():
-                self._hear(notice)
+                with contextlib.suppress(OSError):
+                    self._hear(notice)
 
     def _is_healthy(self) -> bool:
         if self._watched.is_ready is not None:
@@ -209,7 +212,7 @@ class Supervisor:
                 f"{self._watched.name} {decision.why}, at last {reason}:\n{self._log_tail()}",
                 f"{memory if code == -signal.SIGKILL else ''}the full log is {self._watched.log}",
             )
-        self._listener(State.BACKOFF, f"{reason}; starting again in {decision.delay:g} s")
+        self._tell(State.BACKOFF, f"{reason}; starting again in {decision.delay:g} s")
         self._pause(decision.delay)
 
     def _pause(self, seconds: float) -> None:
@@ -241,14 +244,27 @@ class Supervisor:
                 process.wait()
             else:
                 time.sleep(POLL_SECONDS)
-        with contextlib.suppress(OSError):
-            self._look_into_log()  # saving is when a full disk is met
+        self._look_into_log()  # saving is when a full disk is met
 
     def _log_tail(self) -> str:
         text = ""
         with contextlib.suppress(OSError):
             text = self._watched.log.read_text(encoding="utf-8", errors="replace")
         return "\n".join("  " + line for line in text.splitlines()[-SHOWN_LINES:])
+
+
+def stop_on_signals(supervisor: Supervisor) -> None:
+    """Ctrl-C, a polite kill, a terminal that closes. What nohup runs outlives its terminal: SIGHUP is ignored there."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGINT:
+            supervisor.interrupt()
+        else:
+            supervisor.stop()
+
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, stop)
 
 
 def _describe(code: int) -> str:

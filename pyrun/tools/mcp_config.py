@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -60,9 +61,14 @@ def tool_server(root: Path, protect: Sequence[Path] = ()) -> dict[str, Any]:
 
 def write_config(path: Path, root: Path, protect: Sequence[Path] = ()) -> None:
     """It decides what is run, so it is its owner's alone."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}")
-    handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump({"mcpServers": {NAME: tool_server(root, protect)}}, file, indent=2)
-    unfinished.replace(path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({"mcpServers": {NAME: tool_server(root, protect)}}, file, indent=2)
+        unfinished.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise UserError(f"cannot write {path}: {error.strerror}", "check the disk, and who owns the folder") from error

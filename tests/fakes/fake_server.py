@@ -7,6 +7,7 @@ Each start appends a line to --journal, so that tests can count and find its pro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ def main() -> None:
     parser.add_argument("--exit-code", type=int, help="say why and exit at once with this code")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--save-seconds", type=float, help="write to disk for so long before ending")
+    parser.add_argument("--save-in-child", action="store_true", help="have another process do so")
     parser.add_argument("--say", action="append", default=[], help="a line for the log, after the start")
     parser.add_argument("--without-tools", action="store_true", help="list none, whatever it was told")
     parser.add_argument("--api-key", help="answer everything but /health with 401 without it; or LLAMA_API_KEY")
@@ -38,12 +40,13 @@ def main() -> None:
         sys.exit(options.exit_code)
     signal.signal(signal.SIGTERM, signal.SIG_IGN if options.ignore_sigterm else lambda *_: os._exit(0))
     if options.save_seconds is not None:
-        signal.signal(signal.SIGTERM, lambda *_: save(options.journal.with_name("saved"), options.save_seconds))
+        saves = save_in_child if options.save_in_child else save
+        signal.signal(signal.SIGTERM, lambda *_: saves(options.journal.with_name("saved"), options.save_seconds))
     if options.crash_after is not None:
         threading.Timer(options.crash_after, lambda: os.kill(os.getpid(), signal.SIGSEGV)).start()
-    print("fake: listening", flush=True)
-    for line in options.say:
-        print(line, flush=True)
+    for line in ("fake: listening", *options.say):
+        with contextlib.suppress(OSError):  # the log's disk may be full
+            print(line, flush=True)
     tools = b"[]" if options.without_tools else b'[{"tool": "llama-run_read_file"}]'
     serve(options.port, time.monotonic() + options.load_seconds, find_key(options), tools)
 
@@ -63,6 +66,13 @@ def save(path: Path, seconds: float) -> None:
             os.fsync(file.fileno())
             time.sleep(0.05)
     os._exit(0)
+
+
+def save_in_child(path: Path, seconds: float) -> None:
+    if child := os.fork():
+        os.waitpid(child, 0)
+        os._exit(0)
+    save(path, seconds)
 
 
 def serve(port: int, ready_at: float, key: str | None, tools: bytes) -> None:

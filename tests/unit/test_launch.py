@@ -167,6 +167,13 @@ def test_log_in_use_is_not_taken_away(launch: Launch, tmp_path: Path) -> None:
         assert log.read_text() == "of the other"
 
 
+def test_folder_of_the_cache_is_looked_at_wherever_it_is_named(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    one = launch("--port", "{port}", "--", "--cache_ssd", str(tmp_path / "file"))
+    assert one.process.wait(30) == 1
+    assert f"error: {tmp_path / 'file'} cannot hold the cache: it is not a folder" in one.said()
+
+
 def test_nohup_is_heard(launch: Launch) -> None:
     def start(inherited: signal.Handlers) -> Launched:
         before = signal.signal(signal.SIGHUP, inherited)
@@ -291,7 +298,7 @@ def test_tools_are_given_to_the_page_with_the_settings_that_start_them(launch: L
     (tmp_path / "llama-run.toml").write_text('[tools]\nroot = "work"\n')
     one = launch("--port", "{port}", "--with-tools")
     one.wait_for("try: ")
-    config = tmp_path / "memory" / "mcp-servers.json"
+    config = tmp_path / "memory" / f"mcp-servers-{one.port}.json"  # another server has another folder
     assert config.stat().st_mode & 0o777 == 0o600
     entry = json.loads(config.read_text())["mcpServers"]["llama-run"]
     assert f"--mcp-servers-config {config}" in (tmp_path / "logs" / f"server-{one.port}.log").read_text()

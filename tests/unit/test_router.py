@@ -121,11 +121,11 @@ def test_state_of_a_model_is_kept_where_its_own_settings_say(
 
 
 def test_settings_for_all_models_reach_the_router(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--server --all --cache-ssd-shared /shared --context-overflow evict --with-tools"
+    words = "--server --all --cache-ssd-shared /shared --context-overflow evict --with-tools --port 9555"
     told = presets(capsys, *words.split())
     for line in ("cache-ssd-shared = /shared", "context-overflow = evict", f"context-spool = {models}/memory/spool"):
         assert f"{line}\n" in told["*"]
-    assert f"--mcp-servers-config {models}/memory/mcp-servers.json" in told["router"]
+    assert f"--mcp-servers-config {models}/memory/mcp-servers-9555.json" in told["router"]
 
 
 def test_words_of_a_model_count_more_than_those_for_all(models: Path, capsys: pytest.CaptureFixture[str]) -> None:

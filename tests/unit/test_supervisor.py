@@ -20,7 +20,7 @@ from pyrun.errors import UserError
 from pyrun.server import restart, supervisor
 from pyrun.server.log import Follower, idle_logs, log_of
 from pyrun.server.stop import is_overdue
-from pyrun.server.supervisor import State, Supervisor, Watched
+from pyrun.server.supervisor import State, Supervisor, Watched, stop_on_signals
 
 FAKE = Path(__file__).resolve().parents[1] / "fakes" / "fake_server.py"
 
@@ -117,8 +117,9 @@ def test_server_that_ignores_sigterm_is_killed(run: Callable[..., Run]) -> None:
     assert one.states[-1][0] is State.STOPPED and one.states[-1][1].startswith("killed after")
 
 
-def test_server_is_not_killed_while_it_saves(run: Callable[..., Run]) -> None:
-    one = run("--save-seconds", "6", stop_seconds=3.0)
+@pytest.mark.parametrize("where", [(), ("--save-in-child",)], ids=["itself", "the process of one of several models"])
+def test_server_is_not_killed_while_it_saves(run: Callable[..., Run], where: tuple[str, ...]) -> None:
+    one = run("--save-seconds", "6", *where, stop_seconds=3.0)
     one.wait_for(State.READY)
     one.stop()
     assert [state for state, _ in one.states][-3:] == [State.STOPPING, State.SAVING, State.STOPPED]
@@ -208,20 +209,49 @@ def test_saving_is_overdue_when_nothing_is_written(last_write: float, now: float
     assert is_overdue(0.0, last_write, now) is expected
 
 
-def test_terminal_that_is_gone_does_not_leave_the_server_unasked(tmp_path: Path) -> None:
+def test_what_cannot_be_said_leaves_the_server_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LOOK_SECONDS", 0.0)
     one = Run(tmp_path, "--say", "0.01 W cache: not storing (no_space): the disk is full", "--save-seconds", "0.5")
 
     def listen(state: State, detail: str) -> None:
         one.states.append((state, detail))
-        if state in (State.STOPPING, State.STOPPED):
-            raise OSError(errno.EIO, "the terminal is gone")
+        raise OSError(errno.EIO, "the terminal is gone")
+
+    def hear(notice: str) -> None:
+        one.heard.append(notice)
+        raise OSError(errno.ENOSPC, "the disk is full")
 
     watched = Watched(one.command, f"http://127.0.0.1:{one.port}/health", one.log)
-    one.supervisor = Supervisor(watched, listen)
+    one.supervisor = Supervisor(watched, listen, hear)
+    one.start()
+    one.wait_for(State.READY)
+    wait_until(lambda: bool(one.heard), 30, "it is heard")
+    os.kill(one.pids()[0], signal.SIGKILL)
+    one.wait_for(State.READY, 2)
+    one.stop()
+    assert one.states[-1] == (State.STOPPED, ""), "it ended by itself"
+
+
+def test_server_starts_though_the_disk_of_its_log_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Run(tmp_path)
+    one.log.touch()
+    monkeypatch.setattr(supervisor, "open_log", lambda log: os.fdopen(os.open("/dev/full", os.O_WRONLY), "ab"))
     one.start()
     one.wait_for(State.READY)
     one.stop()
-    assert one.states[-1] == (State.STOPPED, ""), "it ended by itself"
+    assert one.error is None and one.states[-1] == (State.STOPPED, "")
+
+
+def test_what_nohup_runs_outlives_its_terminal(tmp_path: Path) -> None:
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for inherited in (signal.SIG_IGN, signal.SIG_DFL):
+            signal.signal(signal.SIGHUP, inherited)
+            stop_on_signals(Run(tmp_path).supervisor)
+            assert (signal.getsignal(signal.SIGHUP) is signal.SIG_IGN) == (inherited is signal.SIG_IGN)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 @pytest.mark.parametrize("text", ["", "cache: storing again\n"])

@@ -126,11 +126,12 @@ def test_folders_that_only_a_flag_of_the_server_names_are_out_of_reach_of_its_to
     for module in (server_commands, router_commands):
         for name in ("ensure_built", "supervise"):
             monkeypatch.setattr(module, name, lambda *_, **__: None)
-    flags = ("--cache-ssd", "kv", "--cache-ssd-shared", "shared", "--port", str(free_port()), "--backend", "cpu")
+    port = free_port()
+    flags = ("--cache-ssd", "kv", "--cache-ssd-shared", "shared", "--port", str(port), "--backend", "cpu")
     typed = ("--", "--context_spool", "spool")
     code, _, said = run_command(capsys, "--server", which, *flags, "--with-tools", *typed)
     assert code == 0, said
-    entry = json.loads((clone / "memory" / "mcp-servers.json").read_text())["mcpServers"]["llama-run"]
+    entry = json.loads((clone / "memory" / f"mcp-servers-{port}.json").read_text())["mcpServers"]["llama-run"]
     words = entry["args"][entry["args"].index("tools") :]
     for folder in ("kv", "shared", "spool"):
         (root / folder).mkdir(exist_ok=True)
