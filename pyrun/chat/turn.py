@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pyrun.chat.ahead import Ahead
@@ -32,6 +32,10 @@ STOPPED = "[stopped by the person]"
 REPEATED = (
     "This call was not made: it was made {} times in this turn already, with the same arguments. "
     "Do something else, or answer with what you know."
+)
+CUT = (
+    "This call was not made: the answer reached its limit, and the call may not be whole. "
+    "Make it again, with shorter arguments or in several calls."
 )
 
 
@@ -165,11 +169,14 @@ class Agent:
             self._keep_stopped(text, thought)
             raise
         assert end is not None
+        if calls and end.reason == "length":
+            calls[-1] = replace(calls[-1], is_cut=True)
         answer = measure(self.chain.current, watch.begun, watch.first, time.monotonic(), end)
         self._append(_assistant(text, thought, calls, end), answer.about())
         view.answered(answer)
         if end.reason == "length":
-            view.note("the answer reached its limit and was cut; ask for the rest")
+            what_next = "the model is told" if calls else "ask for the rest"
+            view.note(f"the answer reached its limit and was cut; {what_next}")
         return calls
 
     def _keep_stopped(self, text: str, thought: str) -> None:
@@ -240,6 +247,8 @@ class Agent:
         try:
             if made[key] > self.limits.equal_calls:
                 raise ToolError(REPEATED.format(self.limits.equal_calls))
+            if one.call.is_cut:
+                raise ToolError(CUT)
             prepared = self.toolset.prepare(one.call)
             if prepared.needs_consent:
                 self._ask(one.call, prepared, view)

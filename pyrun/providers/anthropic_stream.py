@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from pyrun.providers import events
-from pyrun.providers.events import End, Event, Message, ProviderError, Reasoning, Request, Text, ToolCall, Usage
+from pyrun.providers.events import (
+    End,
+    Event,
+    Message,
+    ProviderError,
+    Reasoning,
+    Request,
+    Text,
+    ToolCall,
+    Usage,
+    sendable_arguments,
+)
 from pyrun.providers.known import Provider, is_here
 from pyrun.providers.trouble import explained, needs
 
@@ -80,18 +91,9 @@ def _blocks(provider: Provider, message: Message) -> list[dict[str, Any]]:
         blocks.append({"type": "text", "text": text})
     for call in message.get("tool_calls") or []:
         function = call["function"]
-        blocks.append(
-            {"type": "tool_use", "id": call["id"], "name": function["name"], "input": _input(function["arguments"])}
-        )
+        arguments = json.loads(sendable_arguments(function["arguments"]))
+        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
     return blocks
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    try:
-        value = json.loads(arguments or "{}")
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"unreadable": arguments}
 
 
 def _events(provider: Provider, parts: Any) -> Iterator[Event]:

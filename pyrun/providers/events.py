@@ -58,13 +58,28 @@ class ToolCall:
     id: str
     name: str
     arguments: str  # JSON as the model wrote it, which may be none
+    is_cut: bool = False  # the answer reached its limit while the model may still have been writing it
 
     def parsed(self) -> dict[str, Any]:
         """Raises ValueError where it is no object."""
-        value = json.loads(self.arguments or "{}")
-        if not isinstance(value, dict):
-            raise ValueError("the arguments are no JSON object")
-        return value
+        return parse_arguments(self.arguments)
+
+
+def parse_arguments(arguments: str) -> dict[str, Any]:
+    """Raises ValueError or RecursionError where a model wrote something else than an object."""
+    value = json.loads(arguments or "{}")
+    if not isinstance(value, dict):
+        raise ValueError("the arguments are no JSON object")
+    return value
+
+
+def sendable_arguments(arguments: str) -> str:
+    """As they were written, or in an object: a server refuses every prompt that has other arguments in its history."""
+    try:
+        parse_arguments(arguments)
+    except (ValueError, RecursionError):
+        return json.dumps({"unreadable": arguments}, ensure_ascii=False)
+    return arguments or "{}"
 
 
 @dataclass(frozen=True)

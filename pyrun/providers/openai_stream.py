@@ -18,6 +18,7 @@ from pyrun.providers.events import (
     Text,
     ToolCall,
     Usage,
+    sendable_arguments,
 )
 from pyrun.providers.known import Provider, is_here
 from pyrun.providers.trouble import explained, needs
@@ -72,7 +73,15 @@ def _more(provider: Provider) -> dict[str, Any]:
 def _message(provider: Provider, message: Message) -> Message:
     """A model of our own server is shown its reasoning again, if its template wants it; others refuse to be."""
     hidden = ("thinking",) if provider.kind == "local" else ("thinking", "reasoning_content")
-    return {name: value for name, value in message.items() if name not in hidden}
+    sent = {name: value for name, value in message.items() if name not in hidden}
+    if calls := sent.get("tool_calls"):
+        sent["tool_calls"] = [_call(call) for call in calls]
+    return sent
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": sendable_arguments(function["arguments"])}}
 
 
 def _tool(function: Function) -> dict[str, Any]:
@@ -109,7 +118,9 @@ def _events(provider: Provider, chunks: Any) -> Iterator[Event]:
         ToolCall(number or f"call_{index}", name, arguments or "{}")
         for index, (number, name, arguments) in sorted(calls.items())
     )
-    yield End("tool_calls" if calls else reason, usage, timings if isinstance(timings, dict) else {})
+    if calls and reason != "length":
+        reason = "tool_calls"  # Gemini says that it stopped
+    yield End(reason, usage, timings if isinstance(timings, dict) else {})
 
 
 def _collect(calls: dict[int, list[str]], piece: Any) -> None:

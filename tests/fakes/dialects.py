@@ -34,6 +34,7 @@ class Reply:
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)  # id, name, arguments
+    at_limit: bool = False  # the answer ends at its limit, in the middle of its last call if it has one
     status: int = 200
     error: str = ""
     retry_after: str | None = None
@@ -45,6 +46,15 @@ class Reply:
     pause: float = 0.0  # and before each
     prompt_tokens: int = 100
     cached_tokens: int = 60
+
+    @property
+    def written_calls(self) -> list[tuple[str, str, str]]:
+        """With their arguments as the model wrote them."""
+        written = [(number, name, json.dumps(arguments)) for number, name, arguments in self.calls]
+        if self.at_limit and written:
+            number, name, arguments = written[-1]
+            written[-1] = (number, name, arguments[: len(arguments) // 2])
+        return written
 
 
 @dataclass(frozen=True)
@@ -71,10 +81,10 @@ class OpenAI:
         if self.reasoning:
             pieces += [{self.reasoning: text} for text in reply.reasoning]
         pieces += [{"content": text} for text in reply.text]
-        for index, call in enumerate(reply.calls):
+        for index, call in enumerate(reply.written_calls):
             pieces += [{"tool_calls": [part]} for part in self._parts(index, *call)]
         yield self._chunk({"role": "assistant", "content": ""})
-        reason = "tool_calls" if reply.calls and self.tells_calls else "stop"
+        reason = "length" if reply.at_limit else "tool_calls" if reply.calls and self.tells_calls else "stop"
         for number, delta in enumerate(pieces, 1):
             yield self._chunk(delta, None if self.reason_alone or number < len(pieces) else reason)
         if self.reason_alone or not pieces:
@@ -86,8 +96,7 @@ class OpenAI:
             usage["completion_tokens_details"] = {"reasoning_tokens": len(reply.reasoning)}
         yield self._chunk(None, usage=usage)
 
-    def _parts(self, index: int, number: str, name: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        whole = json.dumps(arguments)
+    def _parts(self, index: int, number: str, name: str, whole: str) -> Iterator[dict[str, Any]]:
         start = {"index": index, "id": number, "type": "function", "function": {"name": name, "arguments": ""}}
         if self.whole_calls:
             yield {**start, "function": {"name": name, "arguments": whole}}
@@ -144,8 +153,7 @@ def _anthropic(reply: Reply) -> Iterator[Piece]:
         blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, deltas))
     if reply.text:
         blocks.append(({"type": "text", "text": ""}, [{"type": "text_delta", "text": text} for text in reply.text]))
-    for number, name, arguments in reply.calls:
-        whole = json.dumps(arguments)
+    for number, name, whole in reply.written_calls:
         parts = (whole[: len(whole) // 2], whole[len(whole) // 2 :])
         deltas = [{"type": "input_json_delta", "partial_json": part} for part in parts]
         blocks.append(({"type": "tool_use", "id": number, "name": name, "input": {}}, deltas))
@@ -154,7 +162,7 @@ def _anthropic(reply: Reply) -> Iterator[Piece]:
         for delta in deltas:
             yield event(RawContentBlockDeltaEvent, type="content_block_delta", index=index, delta=delta)
         yield event(RawContentBlockStopEvent, type="content_block_stop", index=index)
-    reason = "tool_use" if reply.calls else "end_turn"
+    reason = "max_tokens" if reply.at_limit else "tool_use" if reply.calls else "end_turn"
     stop: dict[str, Any] = {"stop_reason": reason, "stop_sequence": None}
     yield event(RawMessageDeltaEvent, type="message_delta", delta=stop, usage={"output_tokens": 7})
     yield event(RawMessageStopEvent, type="message_stop")

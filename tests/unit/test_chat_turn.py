@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,7 @@ from tool_fixtures import Bench
 from pyrun.chat.chain import Link
 from pyrun.chat.prompt import NOTE, choose, room
 from pyrun.chat.sessions import NO_RESULT
-from pyrun.chat.turn import STOPPED, Limits
+from pyrun.chat.turn import CUT, STOPPED, Limits
 from pyrun.memory.recall import UserMemory
 from pyrun.providers.events import ProviderError
 
@@ -103,6 +104,28 @@ def test_failures_go_back_to_the_model(arguments: dict[str, Any], told: str, ben
 def test_a_call_that_is_no_json_or_of_no_tool_goes_back_to_the_model(bench: Bench) -> None:
     with model_server(after_tools(("c", "nothing", {}))) as server, Desk(bench, [link(server)]) as desk:
         assert "there is no tool" in desk.ask("Call.")
+
+
+def test_a_call_that_is_cut_at_the_limit_is_not_made_and_the_session_goes_on(bench: Bench) -> None:
+    answers = after_tools(("c1", "read_file", {"path": "inside.txt"}), write(2))
+
+    def script(body: Body) -> Reply:
+        """As a llama-server, it refuses a history whose arguments it cannot read."""
+        try:
+            for message in body["messages"]:
+                for call in message.get("tool_calls", []):
+                    json.loads(call["function"]["arguments"])
+        except ValueError as error:
+            return Reply(status=400, error=str(error))
+        return replace(answers(body), at_limit=body["messages"][-1]["content"] == "Write a.")
+
+    with model_server(script) as server, Desk(bench, [link(server)]) as desk:
+        assert desk.ask("Write a.") == f"Done: {CUT}"
+        assert [(name, failed) for name, _, failed in desk.view.results] == [("write_file", True), ("read_file", False)]
+        assert desk.view.notes == ["the answer reached its limit and was cut; the model is told"]
+        assert not (bench.work / "a.txt").exists()
+        desk.ask("Write it after all.")
+        assert (bench.work / "a.txt").read_text() == "x"
 
 
 @pytest.mark.parametrize(

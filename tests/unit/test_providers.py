@@ -75,6 +75,35 @@ def test_text_reasoning_calls_and_usage_are_one_kind_of_events(service: str) -> 
     assert [thinking["signature"] for thinking in end.thinking] == (["signed"] if service == "anthropic" else [])
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_answer_that_is_cut_at_its_limit_says_so_also_where_it_ends_in_a_call(service: str) -> None:
+    reply = Reply(["So: "], calls=[("a", "weather", {"city": "Rome"})], at_limit=True)
+    with model_server(lambda _: reply, KEY, DIALECTS[service]) as server:
+        found = list(stream(provider(server, service), Request(HELLO, (WEATHER,))))
+    [call] = [event for event in found if isinstance(event, ToolCall)]
+    assert call.arguments == '{"city":'
+    assert isinstance(found[-1], End) and found[-1].reason == "length"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("written", ['{"city": ', "[1]", ""])
+def test_arguments_that_no_server_takes_are_sent_in_an_object(service: str, written: str) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": written}}
+    history = [
+        *HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "It was not made."},
+    ]
+    with model_server(lambda _: Reply(["Rain."]), dialect=DIALECTS[service]) as server:
+        list(stream(provider(server, service), Request(history)))
+    [sent] = server.requests
+    if service == "anthropic":
+        arguments = sent["messages"][1]["content"][0]["input"]
+    else:
+        arguments = json.loads(sent["messages"][2]["tool_calls"][0]["function"]["arguments"])
+    assert arguments == ({"unreadable": written} if written else {})
+
+
 def test_anthropic_is_sent_calls_results_and_signed_thinking_as_it_wants_them() -> None:
     thinking = {"type": "thinking", "thinking": "Hm.", "signature": "signed"}
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
