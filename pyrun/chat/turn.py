@@ -325,13 +325,15 @@ def _assistant(text: str, thought: str, calls: list[ToolCall], end: End | None) 
     if thought:
         message["reasoning_content"] = thought
     if calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in calls
-        ]
+        message["tool_calls"] = [_stored(call) for call in calls]
     if end is not None and end.thinking:
         message["thinking"] = list(end.thinking)
     return message
+
+
+def _stored(call: ToolCall) -> dict[str, Any]:
+    stored = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return stored if call.extra_content is None else {**stored, "extra_content": call.extra_content}
 
 
 class _Watch:

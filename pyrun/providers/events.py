@@ -58,6 +58,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str  # JSON as the model wrote it, which may be none
+    extra_content: Any = None  # what Gemini wants back with the call, as it came: it signs its thoughts there
     is_cut: bool = False  # the answer reached its limit while the model may still have been writing it
 
     def parsed(self) -> dict[str, Any]:

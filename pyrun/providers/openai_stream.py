@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pyrun.providers import events
@@ -75,13 +76,17 @@ def _message(provider: Provider, message: Message) -> Message:
     hidden = ("thinking",) if provider.kind == "local" else ("thinking", "reasoning_content")
     sent = {name: value for name, value in message.items() if name not in hidden}
     if calls := sent.get("tool_calls"):
-        sent["tool_calls"] = [_call(call) for call in calls]
+        sent["tool_calls"] = [_call(provider, call) for call in calls]
     return sent
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
+def _call(provider: Provider, call: dict[str, Any]) -> dict[str, Any]:
+    """Gemini refuses a call of its own without what it signed; others are not to see what is none of theirs."""
     function = call["function"]
-    return {**call, "function": {**function, "arguments": sendable_arguments(function["arguments"])}}
+    sent = {**call, "function": {**function, "arguments": sendable_arguments(function["arguments"])}}
+    if provider.kind != "gemini":
+        sent.pop("extra_content", None)
+    return sent
 
 
 def _tool(function: Function) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def _tool(function: Function) -> dict[str, Any]:
 
 
 def _events(provider: Provider, chunks: Any) -> Iterator[Event]:
-    calls: dict[int, list[str]] = {}  # index -> id, name, arguments
+    calls: dict[int, _Call] = {}  # by their index
     timings: dict[str, Any] = {}
     reason, usage = "", Usage()
     for chunk in chunks:
@@ -115,21 +120,32 @@ def _events(provider: Provider, chunks: Any) -> Iterator[Event]:
     if not reason:
         raise ProviderError(events.CUT, f"{provider.name} ({provider.base_url}): the answer broke off")
     yield from (
-        ToolCall(number or f"call_{index}", name, arguments or "{}")
-        for index, (number, name, arguments) in sorted(calls.items())
+        ToolCall(call.id or f"call_{index}", call.name, call.arguments or "{}", call.extra_content)
+        for index, call in sorted(calls.items())
     )
     if calls and reason != "length":
         reason = "tool_calls"  # Gemini says that it stopped
     yield End(reason, usage, timings if isinstance(timings, dict) else {})
 
 
-def _collect(calls: dict[int, list[str]], piece: Any) -> None:
+@dataclass
+class _Call:
+    """What came of a call so far."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+    extra_content: Any = None
+
+
+def _collect(calls: dict[int, _Call], piece: Any) -> None:
     index = piece.index if piece.index is not None else len(calls)  # Gemini leaves it out, and sends whole calls
-    call = calls.setdefault(index, ["", "", ""])
-    call[0] = piece.id or call[0]
+    call = calls.setdefault(index, _Call())
+    call.id = piece.id or call.id
+    call.extra_content = (piece.model_extra or {}).get("extra_content") or call.extra_content
     if piece.function is not None:
-        call[1] += piece.function.name or ""
-        call[2] += piece.function.arguments or ""
+        call.name += piece.function.name or ""
+        call.arguments += piece.function.arguments or ""
 
 
 def _usage(told: Any) -> Usage:

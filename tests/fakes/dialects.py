@@ -23,6 +23,7 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.shared import ErrorObject
 
 MODEL = "stand-in"
+SIGNED = {"google": {"thought_signature": "signed"}}  # as Gemini has it beside a call
 
 Piece = tuple[str, dict[str, Any]]  # the name of an event, if it has one, and its data
 
@@ -73,6 +74,7 @@ class OpenAI:
     call_index: bool = True
     reason_alone: bool = True  # the end has a chunk of its own
     tells_calls: bool = True  # as the reason of the end
+    signs_calls: bool = False  # the first of an answer, and wants it back with the signature
     details: bool = True  # of the usage
     more: dict[str, Any] = field(default_factory=dict)  # in every chunk
 
@@ -83,6 +85,9 @@ class OpenAI:
         pieces += [{"content": text} for text in reply.text]
         for index, call in enumerate(reply.written_calls):
             pieces += [{"tool_calls": [part]} for part in self._parts(index, *call)]
+        if self.signs_calls and reply.calls:
+            first = next(piece for piece in pieces if "tool_calls" in piece)
+            first["tool_calls"][0]["extra_content"] = SIGNED
         yield self._chunk({"role": "assistant", "content": ""})
         reason = "length" if reply.at_limit else "tool_calls" if reply.calls and self.tells_calls else "stop"
         for number, delta in enumerate(pieces, 1):
@@ -178,7 +183,14 @@ DIALECTS = {
     ),
     "anthropic": ANTHROPIC,
     "gemini": Dialect(
-        OpenAI(whole_calls=True, call_index=False, reason_alone=False, tells_calls=False, details=False).events,
+        OpenAI(
+            whole_calls=True,
+            call_index=False,
+            reason_alone=False,
+            tells_calls=False,
+            signs_calls=True,
+            details=False,
+        ).events,
         _gemini_error,
         lambda text: _gemini_error(503, text)[0],
     ),

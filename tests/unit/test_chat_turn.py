@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from chat_fixtures import Desk, link
-from fakes.dialects import Reply
+from fakes.dialects import DIALECTS, SIGNED, Reply
 from fakes.model_server import messages_on_the_wire, model_server
 from tool_fixtures import Bench
 
@@ -239,6 +239,26 @@ def test_the_next_provider_answers_where_the_first_cannot_and_the_turn_is_not_lo
         assert len(first.bodies) == asked, "the one that rests was asked"
         assert desk.view.taken_back == 4
     assert [m["content"] for m in desk.messages if m["role"] == "assistant"] == ["One.", *["Two."] * 5]
+
+
+def test_what_gemini_signs_goes_back_to_it_with_the_call_and_to_nobody_else(bench: Bench) -> None:
+    script = after_tools(("c1", "read_file", {"path": "inside.txt"}), ("c2", "find_files", {"pattern": "*"}))
+    with (
+        model_server(script, dialect=DIALECTS["gemini"]) as gemini,
+        model_server(lambda body: Reply(["Two."])) as other,
+        Desk(bench, [link(gemini, kind="gemini"), link(other, "two")]) as desk,
+    ):
+        desk.ask("Read it.")
+        for name in ("two", "one"):
+            desk.agent.chain.prefer(name)
+            desk.ask("And now?")
+
+        def extras(body: Body) -> list[Any]:
+            return [call.get("extra_content") for m in body["messages"] for call in m.get("tool_calls", [])]
+
+        assert [extras(body) for body in gemini.requests[:2]] == [[], [SIGNED, None]]
+        assert [extras(body) for body in other.requests] == [[None, None]]
+        assert extras(gemini.requests[2]) == [SIGNED, None]
 
 
 def test_a_wrong_key_is_not_moved_on_from(bench: Bench) -> None:
