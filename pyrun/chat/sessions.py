@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyrun.chat.interrupts import interrupts_wait
 from pyrun.errors import UserError
 from pyrun.memory.query import clean
 from pyrun.memory.store import Memory, key_of_user
@@ -135,26 +136,37 @@ class Sessions:
             ).fetchone()
         return self.load(row[0]) if row else None
 
+    @interrupts_wait()
     def append(self, session: Session, rows: Sequence[Row]) -> None:
-        """All of them or none. What is in memory afterwards is what is on the disk, to the byte."""
+        """All of them or none. What is in memory afterwards is what is on the disk, to the byte; where another program
+        went on with the session, the rows are in memory alone, for a branch."""
         rows = [Row(json.loads(_text(row.message)), row.n_tokens, row.about) for row in rows]
         now = _now()
         title = session.title or next((_title(row.message) for row in rows if row.role == "user"), "")
-        with self._writing(session, same_rows=True) as database:
-            (first,) = database.execute(
-                "SELECT ifnull(max(seq), -1) + 1 FROM session_messages WHERE session = ?", (session.id,)
-            ).fetchone()  # Older versions left gaps where two programs had a session open.
-            database.executemany(
-                "INSERT INTO session_messages(session, seq, message, n_tokens, at, about) VALUES (?, ?, ?, ?, ?, ?)",
-                [
-                    (session.id, seq, _text(row.message), row.n_tokens, now, _text(row.about))
-                    for seq, row in enumerate(rows, first)
-                ],
-            )
-            database.execute("UPDATE sessions SET used = ?, title = ? WHERE id = ?", (now, title, session.id))
+        try:
+            with self._writing(session, same_rows=True) as database:
+                self._insert(database, session, rows, now)
+                database.execute("UPDATE sessions SET used = ?, title = ? WHERE id = ?", (now, title, session.id))
+        except SessionMovedError:
+            session.rows.extend(rows)
+            session.used = 0  # what is on the disk has as many rows, perhaps: it must not be taken for the same
+            raise
         session.rows.extend(rows)
         session.title, session.used = title, now
 
+    def _insert(self, database: sqlite3.Connection, session: Session, rows: Sequence[Row], now: int) -> None:
+        (first,) = database.execute(
+            "SELECT ifnull(max(seq), -1) + 1 FROM session_messages WHERE session = ?", (session.id,)
+        ).fetchone()  # Older versions left gaps where two programs had a session open.
+        database.executemany(
+            "INSERT INTO session_messages(session, seq, message, n_tokens, at, about) VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (session.id, seq, _text(row.message), row.n_tokens, now, _text(row.about))
+                for seq, row in enumerate(rows, first)
+            ],
+        )
+
+    @interrupts_wait()
     def truncate(self, session: Session, length: int) -> list[Row]:
         """Takes back what came behind the first `length` messages, and gives it."""
         with self._writing(session, same_rows=True) as database:

@@ -148,6 +148,7 @@ class Agent:
         text, thought, end = "", "", None
         calls: list[ToolCall] = []
         watch = _Watch(view)
+        n_rows = len(self.session.rows)
         try:
             for event in self.chain.answer(self._request, watch):
                 if watch.restarted:
@@ -165,14 +166,15 @@ class Agent:
                     view.progress(event.done, event.total)
                 else:
                     end = event
+            assert end is not None
+            if calls and end.reason == "length":
+                calls[-1] = replace(calls[-1], is_cut=True)
+            answer = measure(self.chain.current, watch.begun, watch.first, time.monotonic(), end)
+            self._append(_assistant(text, thought, calls, end), answer.about())
         except KeyboardInterrupt:
-            self._keep_stopped(text, thought)
+            if len(self.session.rows) == n_rows:  # it came before the answer was stored
+                self._keep_stopped(text, thought)
             raise
-        assert end is not None
-        if calls and end.reason == "length":
-            calls[-1] = replace(calls[-1], is_cut=True)
-        answer = measure(self.chain.current, watch.begun, watch.first, time.monotonic(), end)
-        self._append(_assistant(text, thought, calls, end), answer.about())
         view.answered(answer)
         if end.reason == "length":
             what_next = "the model is told" if calls else "ask for the rest"

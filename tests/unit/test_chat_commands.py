@@ -21,6 +21,7 @@ from pyrun.chat.blocks import Block, Blocks
 from pyrun.chat.conversation import Chat
 from pyrun.chat.drawing import draw
 from pyrun.chat.plain import safe
+from pyrun.chat.sessions import Row
 from pyrun.errors import UserError
 from pyrun.memory.recall import UserMemory
 from pyrun.providers.events import ProviderError
@@ -137,6 +138,27 @@ def test_a_message_that_another_chat_took_back_is_not_said_to_be_kept(talk: Talk
     talk.run("/branch")
     talk.run("/retry")
     assert "Two?" in talk.spoken
+
+
+def test_an_answer_during_which_another_chat_went_on_is_kept_by_a_branch(talk: Talk) -> None:
+    agent = talk.chat.agent
+
+    def go_on() -> None:
+        elsewhere = agent.sessions.load(agent.session.name)
+        agent.sessions.append(elsewhere, [Row({"role": "assistant", "content": "Elsewhere."}, 3)])
+        talk.desk.view.on_text = lambda: None
+
+    agent.say("Three?")
+    talk.desk.view.on_text = go_on
+    talk.chat.turn(talk.desk.view)
+    assert "went on in another program" in talk.out.getvalue()
+    with pytest.raises(UserError, match="went on in another program"):
+        agent.say("Four?")
+    first = agent.session.name
+    talk.run("/branch")
+    assert talk.spoken[-3:] == ["Three?", "Answer 2.", "Four?"]
+    talk.run(f"/sessions {first[:8]}")
+    assert talk.spoken[-2:] == ["Three?", "Elsewhere."]
 
 
 def test_files_are_attached_and_sessions_exported(talk: Talk, bench: Bench) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from pyrun.chat.export import as_json, as_markdown
 from pyrun.chat.prompt import NOTE, choose
-from pyrun.chat.sessions import NO_RESULT, Row, SessionGoneError, SessionMovedError, Sessions
+from pyrun.chat.sessions import NO_RESULT, Row, Session, SessionGoneError, SessionMovedError, Sessions
 from pyrun.errors import UserError
 from pyrun.memory.recall import UserMemory
 from pyrun.memory.repair import repair
@@ -141,10 +144,41 @@ def test_of_two_chats_with_one_session_the_one_that_is_behind_changes_nothing(ch
     assert sessions.load(first.name) == first
     branch = sessions.branch(behind)
     sessions.append(branch, [said("three")])
-    assert [row.message["content"] for row in sessions.load(branch.name).rows] == ["one", "two", "three"]
+    spoken = [row.message["content"] for row in sessions.load(branch.name).rows]
+    assert spoken == ["one", "two", "late", "three"], "what this chat has"
     again = sessions.load(first.name)
     sessions.append(again, [said("on")])
     assert sessions.load(first.name).rows == [*first.rows, said("on")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sessions, session: sessions.append(session, [said("three")]),
+        lambda sessions, session: sessions.truncate(session, 1),
+    ],
+    ids=["append", "truncate"],
+)
+def test_ctrl_c_leaves_the_same_in_memory_as_on_the_disk(
+    change: Callable[[Sessions, Session], object], memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = memory.writing
+
+    @contextmanager
+    def interrupted() -> Iterator[sqlite3.Connection]:
+        with write() as database:
+            yield database
+        signal.raise_signal(signal.SIGINT)
+
+    sessions = Sessions(memory, "")
+    session = sessions.load(talked(sessions, "one", "two"))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(memory, "writing", interrupted)
+        change(sessions, session)
+    assert len(session.rows) != 2
+    assert sessions.load(session.name) == session
+    sessions.append(session, [said("on")])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_session_with_a_gap_in_its_numbers_goes_on(memory: Memory) -> None:

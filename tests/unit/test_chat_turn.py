@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -216,6 +219,37 @@ def test_ctrl_c_in_an_answer_keeps_what_was_said_and_closes_the_connection(bench
         assert desk.messages[-1]["content"].startswith("word word")
         assert desk.agent.session.rows[-1].about == {"stopped": True}
         assert server.gone.wait(60), "the server goes on talking to nobody"
+
+
+@pytest.mark.parametrize("when", ["counted", "stored"])
+def test_ctrl_c_at_the_end_of_an_answer_does_not_cost_it(
+    when: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with model_server(lambda body: Reply(["Blue."])) as server, Desk(bench, [link(server)]) as desk:
+        count, memory = desk.agent.count, desk.sessions.memory
+        write = memory.writing
+
+        @contextmanager
+        def interrupted() -> Iterator[sqlite3.Connection]:
+            monkeypatch.setattr(memory, "writing", write)
+            with write() as database:
+                yield database
+            signal.raise_signal(signal.SIGINT)
+
+        def counted(text: str) -> int:
+            desk.agent.count = count
+            if when == "counted":
+                signal.raise_signal(signal.SIGINT)
+            monkeypatch.setattr(memory, "writing", interrupted)
+            return count(text)
+
+        desk.agent.say("Which colour?")
+        desk.view.on_text = lambda: setattr(desk.agent, "count", counted)
+        with pytest.raises(KeyboardInterrupt):
+            desk.agent.answer(desk.view)
+        desk.view.on_text = lambda: None
+        assert [m["content"] for m in desk.messages[1:]] == ["Which colour?", "Blue."]
+        assert desk.ask("And now?") == "Blue."
 
 
 # Providers
