@@ -173,6 +173,8 @@ class Agent:
             self._append(_assistant(text, thought, calls, end), answer.about())
         except KeyboardInterrupt:
             if len(self.session.rows) == n_rows:  # it came before the answer was stored
+                if watch.restarted:
+                    text = thought = ""  # what was shown was said not to count
                 self._keep_stopped(text, thought)
             raise
         view.answered(answer)

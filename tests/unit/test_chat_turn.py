@@ -18,7 +18,7 @@ from fakes.dialects import DIALECTS, SIGNED, Reply
 from fakes.model_server import messages_on_the_wire, model_server
 from tool_fixtures import Bench
 
-from pyrun.chat.chain import Link
+from pyrun.chat.chain import Chain, Link
 from pyrun.chat.prompt import NOTE, choose, room
 from pyrun.chat.sessions import NO_RESULT
 from pyrun.chat.turn import CUT, STOPPED, Limits
@@ -219,6 +219,19 @@ def test_ctrl_c_in_an_answer_keeps_what_was_said_and_closes_the_connection(bench
         assert desk.messages[-1]["content"].startswith("word word")
         assert desk.agent.session.rows[-1].about == {"stopped": True}
         assert server.gone.wait(60), "the server goes on talking to nobody"
+
+
+def test_ctrl_c_while_an_answer_that_broke_off_is_waited_for_keeps_nothing_of_it(bench: Bench) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    broken = Reply(["half ", "an ", "answer"], cut=True)
+    with model_server(lambda body: broken) as server, Desk(bench, [link(server)]) as desk:
+        desk.agent.chain = Chain(desk.agent.chain.links, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            desk.ask("Why?")
+        assert desk.view.shown and "trying again" in desk.view.notes[-1]
+        assert desk.messages[-1] == {"role": "user", "content": "Why?"}
 
 
 @pytest.mark.parametrize("when", ["counted", "stored"])
