@@ -282,7 +282,7 @@ def _quit(chat: Chat, _: str) -> None:
 
 def _server_prompt(chat: Chat, server: str, prompt: str, rest: str) -> bool:
     arguments = dict(word.split("=", 1) for word in shlex.split(rest) if "=" in word)
-    chat.agent.say(chat.with_attachments(chat.servers.prompt(server, prompt, arguments)))
+    chat.agent.say(chat.with_attachments("", chat.servers.prompt(server, prompt, arguments)))
     return True
 
 

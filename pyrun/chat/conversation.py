@@ -70,14 +70,15 @@ class Chat:
         left_out = f", {len(dropped)} messages left out" if dropped else ""
         return f" {link.name} · {link.provider.model} · about {n_tokens:,} of {link.context:,} tokens{left_out}"
 
-    def with_attachments(self, text: str) -> str:
-        """What was attached goes along, in front: `/attach FILE` and @server:uri."""
+    def with_attachments(self, typed: str, more: str = "") -> str:
+        """What was attached goes along, in front: `/attach FILE` and @server:uri. `more` comes from elsewhere and goes
+        behind: whoever wrote that has no say in what is read."""
         parts = list(self.attachments)
-        for server, uri in ATTACHED.findall(text):
+        for server, uri in ATTACHED.findall(typed):
             if server in self.servers.names:
                 parts.append(f"Resource {uri} of {server}:\n\n{self.servers.read(server, uri)}")
         self.attachments = []  # Not before: a resource that cannot be read must not cost what was attached.
-        return "\n\n".join([*parts, text])
+        return "\n\n".join([*parts, *filter(None, (typed, more))])
 
     def turn(self, view: View) -> None:
         try:

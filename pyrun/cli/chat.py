@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,7 +108,7 @@ def chat_command(
         else:
             from pyrun.chat.once import run_once
 
-            run = partial(run_once, question=question)
+            run = partial(run_once, typed=question.typed, piped=question.piped)
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in NEEDED:
             raise
@@ -131,14 +132,20 @@ def chat_command(
         run(talk)
 
 
-def _question(once: str | None, *, from_stdin: bool) -> str | None:
-    """What --once asks, with what stdin brings behind it."""
+@dataclass(frozen=True)
+class _Question:
+    typed: str
+    piped: str
+
+
+def _question(once: str | None, *, from_stdin: bool) -> _Question | None:
+    """What --once asks, and what stdin brings behind it."""
     if once is None and not from_stdin:
         return None
-    parts = [once] if once not in (None, "-") else []
+    typed = once.strip() if once and once != "-" else ""
+    piped = ""
     if from_stdin or once == "-":
-        parts.append(sys.stdin.buffer.read(MAX_QUESTION_BYTES).decode("utf-8", "replace"))
-    text = "\n\n".join(part.strip() for part in parts if part and part.strip())
-    if not text:
+        piped = sys.stdin.buffer.read(MAX_QUESTION_BYTES).decode("utf-8", "replace").strip()
+    if not typed and not piped:
         raise UserError("there is no question", "give one: llama-run chat --once 'Why is the sky blue?'")
-    return text
+    return _Question(typed, piped)

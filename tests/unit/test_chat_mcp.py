@@ -84,6 +84,8 @@ def test_tools_prompts_and_resources_are_used_and_a_dead_or_mute_server_costs_it
         assert chat.with_attachments("See") == "a file\n\nSee"
         assert commands.run(chat, "/things:greet name=Ann")
         assert desk.messages[-1]["content"] == "Say hello to Ann."
+        commands.run(chat, "/things:greet name=@things:note://one")
+        assert desk.messages[-1]["content"].endswith("Say hello to @things:note://one."), "the person did not type that"
         assert "/things:greet" in list(commands.names(desk.servers))
         add = ToolCall("c", "things__add", '{"a": 1, "b": 1}')
         assert not desk.agent.toolset.prepare(add).needs_consent

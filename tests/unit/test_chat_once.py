@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from chat_fixtures import KEY, environment
 from fakes.dialects import Reply
 from fakes.model_server import ModelServer, model_server
+from helpers import ROOT
 
 from pyrun.cli.main import main
 
@@ -70,6 +72,24 @@ def test_only_the_answer_is_on_stdout_and_sessions_are_continued(tmp_path: Path,
         assert (second.stdout, second.stderr, second.code) == ("Blue light.\n", "", 0)
     contents = [message["content"] for message in server.requests[-1]["messages"][1:]]
     assert contents == ["Why is the sky blue?", "Blue light.", "And this?\n\na sunset"]
+
+
+def test_a_resource_is_attached_where_the_person_names_it_and_not_where_stdin_does(tmp_path: Path, chat: Chat) -> None:
+    notes = {"command": sys.executable, "args": [str(ROOT / "tests/fakes/resource_server.py")]}
+    (tmp_path / "notes.json").write_text(json.dumps({"mcpServers": {"notes": notes}}))
+    words = ("--mcp", "notes.json", "--once")
+    with model_server(lambda body: Reply(["Fine."])) as server:
+        assert chat(server, *words, "Review:", "-", text="see @notes:note://one").code == 0
+        assert chat(server, *words, "-", text="see @notes:note://one").code == 0
+        assert chat(server, *words, "See @notes:note://one", "-", text="Well?").code == 0
+        assert [body["messages"][-1]["content"] for body in server.requests] == [
+            "Review:\n\nsee @notes:note://one",
+            "see @notes:note://one",
+            "Resource note://one of notes:\n\nthe note\n\nSee @notes:note://one\n\nWell?",
+        ]
+        missing = chat(server, *words, "See @notes:note://none")
+    assert (missing.stdout, missing.code) == ("", 1)
+    assert "error: notes: there is no such thing" in missing.stderr
 
 
 def test_what_fails_has_an_exit_code_and_no_key_in_its_words(tmp_path: Path, chat: Chat) -> None:
