@@ -288,8 +288,8 @@ class McpServers:
         except ToolError:
             raise
         except Exception as error:
-            if not _is_connection(error):
-                raise ToolError(f"{server}: {_first(error)}") from error
+            if not _is_closed(error):
+                raise ToolError(f"{server}: {_told(error)}") from error
             with live.lock:
                 if live.client is client:  # nobody else was faster
                     self._end(live)
@@ -357,13 +357,25 @@ def _part(part: Any) -> str:
     return text if isinstance(text, str) else f"[{getattr(part, 'type', 'something')}, no text]"
 
 
-def _is_connection(error: BaseException) -> bool:
-    """An answer that says no is an answer; everything else means that nobody is there."""
+def _is_closed(error: BaseException) -> bool:
+    """Whether nobody is there any more. An answer that says no is an answer, and so is one that is wrong."""
+    import anyio
+    import httpx2
     from mcp import MCPError
     from mcp_types import CONNECTION_CLOSED
 
     first = _first(error)
-    return not isinstance(first, MCPError) or first.code == CONNECTION_CLOSED
+    if isinstance(first, MCPError):
+        return first.code == CONNECTION_CLOSED
+    return isinstance(first, OSError | anyio.ClosedResourceError | anyio.BrokenResourceError | httpx2.TransportError)
+
+
+def _told(error: BaseException) -> str:
+    """What the server said, or that what it said is none of what it promised."""
+    from mcp import MCPError
+
+    first = _first(error)
+    return str(first) if isinstance(first, MCPError) else f"the call was made; its result is invalid: {first}"
 
 
 def _first(error: BaseException) -> BaseException:

@@ -7,8 +7,22 @@ import sys
 import time
 
 from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.tools import Tool
+from mcp_types import CallToolResult
 
-server = MCPServer("things")
+lies = 0
+
+
+def lie() -> CallToolResult:
+    """Promises a text, and tells how often it did so by now."""
+    global lies
+    lies += 1
+    return CallToolResult(content=[], structured_content={"lies": lies})
+
+
+lying = Tool.from_function(lie)
+lying.fn_metadata.output_schema = {"type": "object", "properties": {"lies": {"type": "string"}}}
+server = MCPServer("things", tools=[lying])
 
 
 @server.tool()

@@ -49,7 +49,7 @@ def test_tools_prompts_and_resources_are_used_and_a_dead_or_mute_server_costs_it
         Desk(bench, [link(server)], servers={"things": things()}, tools="things", start_seconds=PATIENCE) as desk,
     ):
         offered = [tool.name for tool in desk.agent.session.tools]
-        assert offered == ["things__add", "things__die", "things__flood", "things__hang"]
+        assert offered == ["things__add", "things__die", "things__flood", "things__hang", "things__lie"]
         calls.append(("things__add", {"a": 2, "b": 3}))
         desk.view.says = "session"
         assert desk.ask("Add.") == "5"
@@ -93,6 +93,16 @@ def test_tools_prompts_and_resources_are_used_and_a_dead_or_mute_server_costs_it
         with pytest.raises(ToolError, match="there is no tool"):
             desk.agent.toolset.prepare(add)
     assert "a word for the log" in (bench.folder / "logs" / "mcp.log").read_text()
+
+
+def test_a_result_that_is_not_as_promised_is_said_to_be_wrong_and_ends_no_server(tmp_path: Path) -> None:
+    with McpServers({"things": things()}, tmp_path / "mcp.log", PATIENCE) as servers:
+        lie = next(tool for tool in servers.tools if tool.name == "lie")
+        for number in (1, 2):  # it would begin anew with 1
+            with pytest.raises(
+                ToolError, match=rf"the call was made; its result is invalid: .*\b{number} is not of type"
+            ):
+                servers.call(lie, {}, threading.Event())
 
 
 def test_a_server_that_never_answers_or_is_not_there_is_reported(tmp_path: Path) -> None:
