@@ -92,10 +92,14 @@ def _read(path: Path) -> str | None:
 def _keep(path: Path, mode: int) -> Path:
     """Leaves a copy beside the file, which no more people can read than the new one."""
     kept = _spare(path)
-    kept.touch(mode=PRIVATE)
-    shutil.copyfile(path, kept)
-    shutil.copystat(path, kept)
-    kept.chmod(mode)
+    try:
+        kept.touch(mode=PRIVATE)
+        shutil.copyfile(path, kept)
+        shutil.copystat(path, kept)
+        kept.chmod(mode)
+    except BaseException:  # half a copy must not pass for the file of before
+        kept.unlink(missing_ok=True)
+        raise
     return kept
 
 

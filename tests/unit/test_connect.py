@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -274,6 +275,21 @@ def test_the_file_of_before_is_kept_beside_it(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"a": 1, "b": 2}
     assert path.stat().st_mode & 0o777 == 0o640
     assert not plan(ConfigFile(path, Format.JSON, {"b": 2})).is_needed
+
+
+def test_half_a_copy_does_not_pass_for_the_file_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    before = json.dumps({"a": "x" * 20_000})
+    path.write_text(before)
+    change = plan(ConfigFile(path, Format.JSON, {"b": 1}))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit[1]))
+    try:
+        with pytest.raises(UserError, match=r"settings\.json cannot be written: File too large"):
+            apply(change)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert list(tmp_path.iterdir()) == [path] and path.read_text() == before
 
 
 def test_a_new_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
