@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import tarfile
+import zlib
+from contextlib import suppress
 from pathlib import Path
+
+# Every compression has its own words for a file that is cut off or damaged.
+DAMAGED: tuple[type[Exception], ...] = (tarfile.TarError, EOFError, zlib.error)
+with suppress(ImportError):  # a Python may be built without it, and then opens no such archive
+    import lzma
+
+    DAMAGED += (lzma.LZMAError,)
 
 # The first releases of 3.10 and 3.11 do not have it, among them the Python of Debian 12.
 FILTER = getattr(tarfile, "data_filter", None)

@@ -33,7 +33,6 @@ class RocmSdk:
 def unpack_rocm_sdk(named: str, folder: Path) -> RocmSdk:
     """`named` is the path of a tarball, with #sha256=HEX behind it or without. Doing it twice is doing it once."""
     path, expected = _parse(named)
-    _check_space(path, folder.parent)
     with console.waiting(f"checking {path.name} ({console.size(path.stat().st_size)})"):
         actual = sha256_of(path)
     if expected and actual != expected:
@@ -44,6 +43,7 @@ def unpack_rocm_sdk(named: str, folder: Path) -> RocmSdk:
     there = read_rocm_sdk(folder)
     if there and there.sha256 == actual:
         return there
+    _check_space(path, folder.parent)
     temporary = folder.with_name(f".rocm.new-{os.getpid()}")
     try:
         sdk = _unpack(path, actual, temporary)
@@ -84,8 +84,8 @@ def _unpack(path: Path, sha256: str, temporary: Path) -> RocmSdk:
         try:
             with tarfile.open(path) as tar:
                 archives.extract_all(tar, temporary / "all")
-        except tarfile.TarError as error:
-            raise UserError(f"{path} cannot be unpacked: {error}", "give a tarball, as AMD publishes it") from error
+        except archives.DAMAGED as error:
+            raise UserError(f"{path} cannot be unpacked: {error}", "give all of a tarball from AMD") from error
     # The archive may have one folder around everything.
     configs = sorted((temporary / "all").glob("**/lib*/cmake/hipblas/hipblas-config.cmake"))
     if not configs:

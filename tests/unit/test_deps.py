@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import random
 import shutil
 import tarfile
 from pathlib import Path
@@ -79,7 +80,7 @@ TREE = {
 
 
 def archive(path: Path, tree: dict[str, bytes], around: str = "", links: dict[str, str] | None = None) -> Path:
-    with tarfile.open(path, "w:gz") as tar:
+    with tarfile.open(path, "w:xz" if path.suffix == ".xz" else "w:gz") as tar:
         for name, data in tree.items():
             member = tarfile.TarInfo(f"{around}{name}")
             member.size = len(data)
@@ -136,6 +137,28 @@ def test_file_that_is_no_archive_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "page.tar.gz").write_text("<!DOCTYPE html>")
     with pytest.raises(UserError, match="cannot be unpacked"):
         unpack_rocm_sdk(str(tmp_path / "page.tar.gz"), tmp_path / "deps" / "rocm")
+
+
+@pytest.mark.parametrize("kind", ["gz", "xz"])
+@pytest.mark.parametrize("is_cut_off", [True, False])
+def test_archive_that_came_in_part_or_damaged_is_an_error(tmp_path: Path, kind: str, is_cut_off: bool) -> None:
+    numbers = random.Random(1)
+    tree = TREE | {"lib/libamd.so": "".join(str(numbers.random()) for _ in range(10_000)).encode()}
+    file = archive(tmp_path / f"rocm.tar.{kind}", tree)
+    sound = file.read_bytes()
+    half = len(sound) // 2
+    file.write_bytes(sound[:half] if is_cut_off else sound[:half] + numbers.randbytes(2000) + sound[half + 2000 :])
+    with pytest.raises(UserError, match="cannot be unpacked"):
+        unpack_rocm_sdk(str(file), tmp_path / "deps" / "rocm")
+    assert list((tmp_path / "deps").iterdir()) == []
+
+
+def test_rocm_that_is_there_already_needs_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = archive(tmp_path / "rocm.tar.gz", TREE)
+    folder = tmp_path / "deps" / "rocm"
+    sdk = unpack_rocm_sdk(str(file), folder)
+    monkeypatch.setattr("pyrun.build.rocm_sdk.shutil.disk_usage", lambda folder: shutil._ntuple_diskusage(10, 9, 1))
+    assert unpack_rocm_sdk(str(file), folder) == sdk
 
 
 def test_rocm_is_not_unpacked_onto_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
