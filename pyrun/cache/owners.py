@@ -27,7 +27,8 @@ def remember(cache: Path, model: Path, fingerprint: str) -> None:
         known = fingerprints_of(cache, model)
         if fingerprint in known:
             return
-        entry = identity | {"fingerprints": [*known, fingerprint]}
+        # The path has no links in it; a link's own name says more, where the file is called after its hash.
+        entry = identity | {"name": model.name, "fingerprints": [*known, fingerprint]}
         temporary = cache / f"{FILE}.new-{os.getpid()}"
         temporary.write_text(json.dumps([*others, entry], indent=1) + "\n", encoding="utf-8")
         temporary.chmod(0o600)
@@ -50,7 +51,8 @@ def fingerprints_of(cache: Path, model: Path) -> list[str]:
 
 def owners(cache: Path) -> dict[str, str]:
     """Gives the name of the model, without its folder, that each fingerprint belongs to."""
-    return {name: Path(entry["path"]).stem for entry in _read(cache) for name in entry["fingerprints"]}
+    entries = _read(cache)
+    return {one: Path(str(e.get("name", e["path"]))).stem for e in entries for one in e["fingerprints"]}
 
 
 def _identity(model: Path) -> Identity:

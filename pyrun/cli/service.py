@@ -75,10 +75,9 @@ def install_command(model: str | None, everything: bool, only_print: bool) -> No
 
 
 def _from_anywhere(home: Home, model: str) -> str:
-    """systemd starts it in another folder, where only models/ is looked into."""
+    """systemd starts it in another folder, where names are found and relative paths are not."""
     found = [(name, find_model(home, name).path) for name in names_in(home, model)]
-    ours = (home.models, home.default_models)
-    return ",".join(name if any(path.is_relative_to(folder) for folder in ours) else str(path) for name, path in found)
+    return ",".join(str(path) if Path(name).expanduser().is_file() else name for name, path in found)
 
 
 def _stays() -> bool:

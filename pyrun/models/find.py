@@ -91,7 +91,7 @@ def _find(home: Home, wanted: str) -> Model:
 def _find_exact(home: Home, wanted: str) -> Model | None:
     path = _path(wanted)
     if path is not None and path.is_file():
-        return _model(path.resolve())
+        return _model(_named(path))
     return next((m for m in list_models(home) if wanted in (m.name, m.path.name)), None)
 
 
@@ -101,6 +101,13 @@ def _path(wanted: str) -> Path | None:
         path = Path(wanted).expanduser()
         return path if path.exists() else None
     return None
+
+
+def _named(path: Path) -> Path:
+    """A link keeps its own name, because a hub's cache calls the files themselves after their hashes; only one that
+    leads to a part is followed, to where the other parts are."""
+    target = path.resolve()
+    return target if PART.search(target.name) else path.parent.resolve() / path.name
 
 
 def names_in(home: Home, wanted: str) -> list[str]:

@@ -71,6 +71,21 @@ def test_any_part_of_a_split_set_starts_at_the_first(home: Home) -> None:
     assert find_model(home, str(home.models / "big-00002-of-00003.gguf")).path.name == "big-00001-of-00003.gguf"
 
 
+def test_link_of_a_hub_s_cache_keeps_its_name_and_its_parts(home: Home, tmp_path: Path) -> None:
+    blobs, files = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "1"
+    blobs.mkdir(parents=True)
+    files.mkdir(parents=True)
+    names = ["whole.gguf", "huge-00001-of-00002.gguf", "huge-00002-of-00002.gguf"]
+    for number, name in enumerate(names):
+        (blobs / (str(number) * 64)).write_bytes(b"x" * 10)
+        (files / name).symlink_to(Path("..") / ".." / "blobs" / (str(number) * 64))
+    whole, huge = (find_model(home, str(files / ".." / "1" / name)) for name in names[:2])
+    assert (whole.name, whole.path) == ("whole", files / "whole.gguf")
+    assert (huge.name, huge.path, huge.size) == ("huge", files / "huge-00001-of-00002.gguf", 20)
+    (tmp_path / "latest.gguf").symlink_to(home.models / "big-00001-of-00003.gguf")
+    assert find_model(home, str(tmp_path / "latest.gguf")) == find_model(home, "big")
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

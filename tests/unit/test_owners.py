@@ -10,7 +10,7 @@ from fakes.models import gguf_bytes
 from helpers import ROOT
 
 from pyrun import _kernels
-from pyrun.cache.owners import FILE, fingerprints_of, remember
+from pyrun.cache.owners import FILE, fingerprints_of, owners, remember
 from pyrun.cli.main import main
 
 ONE, TWO = "f1" + "0" * 30, "f2" + "0" * 30
@@ -56,6 +56,16 @@ def test_conversations_are_counted_for_their_model(clone: Path, capsys: pytest.C
     assert stored(capsys, "--no-cache-ssd") == ["-", "-"]
     assert stored(capsys, "--cache-ssd", str(clone / "elsewhere")) == ["-", "-"]
     assert (cache / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_file_that_is_called_after_its_hash_has_the_name_of_its_link(clone: Path) -> None:
+    cache, blob = clone / "kv-cache", clone / ("0" * 64)
+    blob.write_bytes(gguf_bytes())
+    (clone / "models" / "c.gguf").symlink_to(blob)
+    remember(cache, clone / "models" / "c.gguf", ONE)
+    assert owners(cache) == {ONE: "c"} and fingerprints_of(cache, blob) == [ONE]
+    (cache / FILE).write_text((cache / FILE).read_text().replace('"name"', '"as an earlier version wrote it"'))
+    assert owners(cache) == {ONE: "0" * 64}
 
 
 def test_removed_state_is_not_counted(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

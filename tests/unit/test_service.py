@@ -265,6 +265,10 @@ def test_service_names_what_it_serves_so_that_it_is_found_from_anywhere(
     (clone / "one.gguf").write_bytes(gguf_bytes())
     for name in ("./one.gguf", "one.gguf"):
         assert f'"--server={clone}/one.gguf"' in run(capsys, "service", "install", name, "--print")[1]
+    (clone / "models").mkdir()
+    (clone / "models" / "three.gguf").symlink_to(clone / "one.gguf")
+    for name, found in (("three", "three"), ("models/three.gguf", f"{clone}/models/three.gguf")):
+        assert f'"--server={found}"' in run(capsys, "service", "install", name, "--print")[1]
     (clone / "llama-run.toml").write_text("[models]\none = 3\n")
     assert "[models.one] is no table" in run(capsys, "service", "install", "--print")[2]
     (clone / "llama-run.toml").unlink()
