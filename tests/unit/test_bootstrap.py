@@ -183,6 +183,36 @@ def test_environment_whose_python_is_gone_is_made_anew(bare_machine: Path) -> No
     assert "does not run: making its environment again" in first.stderr and second.stderr == ""
 
 
+def test_environment_without_pip_is_made_anew(bare_machine: Path) -> None:
+    add_installer(bare_machine)
+    bootstrap(bare_machine, extras="tools")
+    clone = bare_machine.parent / "clone"
+    add_tool(clone / ".venv" / "bin", "python", '[ "$2" = "import pip" ] && exit 1\n[ "$2" != pip ]')
+    (clone / "pyproject.toml").write_text("# a later version")
+    first, second = bootstrap(bare_machine), bootstrap(bare_machine)
+    assert "has no pip, or does not run: making its environment again" in first.stderr and second.stderr == ""
+    assert first.stdout == second.stdout == f"runs {clone} .[clone,tools]\n"
+
+
+def test_environment_whose_python_was_upgraded_is_made_anew(bare_machine: Path) -> None:
+    add_installer(bare_machine)
+    venv = bare_machine.parent / "clone" / ".venv"
+    bootstrap(bare_machine)
+    for version in ("3.9", "3.13"):
+        shutil.copy(bare_machine / "python3", bare_machine / f"python{version}")
+    (bare_machine / "python3").unlink()
+    (bare_machine / "python3").symlink_to("python3.9")
+    (venv / "lib" / "python3.9").mkdir(parents=True)
+    (venv / "bin" / "python").unlink()
+    (venv / "bin" / "python").symlink_to(bare_machine / "python3")
+    assert bootstrap(bare_machine).stderr == ""
+    (bare_machine / "python3").unlink()
+    (bare_machine / "python3").symlink_to("python3.13")
+    first, second = bootstrap(bare_machine), bootstrap(bare_machine)
+    assert f"{venv} was made for another Python than python3.13: making its environment again" in first.stderr
+    assert second.stderr == "" and first.stdout == second.stdout == f"runs {venv.parent} .[clone]\n"
+
+
 def test_clone_whose_name_looks_like_extras_is_installed(bare_machine: Path) -> None:
     add_installer(bare_machine)
     clone = bare_machine.parent / "clone"
