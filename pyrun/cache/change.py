@@ -13,7 +13,7 @@ from pyrun.cache.folder import (
     Refusal,
     Visited,
     check_writable,
-    explained,
+    explaining,
     find_models,
     opened,
     visit,
@@ -59,6 +59,14 @@ class Target:
     name_space: bytes | None = None
     user: str = ""
     server: Running | None = None  # it has the model open, and removes it itself
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What is meant, and which models could not be asked for it."""
+
+    targets: list[Target]
+    refused: list[Refusal]
 
 
 @dataclass(frozen=True)
@@ -119,26 +127,20 @@ def _collected(model: Model, before: int, damaged: list[Damage]) -> Collected:
     )
 
 
-def select_conversations(cache: Path, hashes: Sequence[str], prefix: str | None = None) -> list[Target]:
+def select_conversations(cache: Path, hashes: Sequence[str], prefix: str | None = None) -> Selected:
     """Finds them by their hash or its first digits. The same prompt under several models or users means all of them."""
     stored: list[tuple[Model, Conversation, Running | None]] = []
-    held: list[HeldError] = []
+    refused: list[Refusal] = []
     for model in find_models(cache, prefix):
         try:
-            stored += [(model, conversation, None) for conversation in list_model(model).conversations]
-        except HeldError as error:
-            server = server_of(error.held)
-            if server is None:
-                held.append(error)
-            else:
-                listed = _listed_by(server)
-                stored += [(model, conversation, server) for conversation in listed]
+            listed, server = _listed(model)
+            stored += [(model, conversation, server) for conversation in listed]
+        except UserError as error:
+            refused.append(Refusal.of(error))
     chosen: dict[tuple[str, str | None, str], Target] = {}
     for wanted in hashes:
         name = whole_hash(wanted, [c.hash for _, c, _ in stored])
-        if name is None and held:
-            raise held[0]
-        if name is None:
+        if name is None and not refused:
             raise UserError(f"no conversation {wanted} is stored in {cache}", "`llama-run cache ls` shows them")
         for model, c, server in stored:
             if c.hash != name:
@@ -146,51 +148,54 @@ def select_conversations(cache: Path, hashes: Sequence[str], prefix: str | None 
             name_space = bytes.fromhex(c.user) if c.user else _kernels.user_key("")
             key = (model.name, c.user, c.hash)
             chosen[key] = Target(model, [c], c.bytes_own, hash=int(c.hash, 16), name_space=name_space, server=server)
-    return list(chosen.values())
+    return Selected(list(chosen.values()), refused)
 
 
-def _listed_by(server: Running, user: str = "") -> list[Conversation]:
-    return [c for listing in list_server(server.url, server.key, user).models for c in listing.conversations]
+def _listed(model: Model, user: str = "", *, all_users: bool = False) -> tuple[list[Conversation], Running | None]:
+    """What a model holds; where a server has it open, what that tells of those users."""
+    try:
+        return list_model(model).conversations, None
+    except HeldError as error:
+        server = server_of(error.held)
+        if server is None:
+            raise
+        told = list_server(server.url, server.key, user, all_users=all_users).models
+        return [c for listing in told for c in listing.conversations], server
 
 
-def select_user(cache: Path, user: str, prefix: str | None = None) -> list[Target]:
+def select_user(cache: Path, user: str, prefix: str | None = None) -> Selected:
     """Selects everything that is stored of one user, whether or not a conversation lists it."""
     if not user or not _kernels.is_user_id(user):
         raise UserError(f"{user!r} is not a user id", "ids have 1 to 512 letters, digits, _ and -")
     name_space = _kernels.user_key(user)
-    targets = []
+    found = Selected([], [])
     for model in find_models(cache, prefix):
         folder = Path(_kernels.user_folder(str(cache), model.fingerprint, name_space))
-        if folder.is_dir():
-            server = None
-            try:
-                listed = [c for c in list_model(model).conversations if c.user == name_space.hex()]
-            except HeldError as error:
-                server = server_of(error.held)
-                if server is None:
-                    raise
-                listed = _listed_by(server, user)
-            size = _kernels.measure_tree(str(folder))
-            targets.append(Target(model, listed, size, name_space=name_space, user=user, server=server))
-    if not targets:
-        raise UserError(f"nothing is stored for the user {user!r} in {cache}", "check the id: it is case-sensitive")
-    return targets
-
-
-def select_all(cache: Path, prefix: str | None = None) -> list[Target]:
-    targets = []
-    for model in find_models(cache, prefix):
-        server = None
         try:
-            listed = list_model(model).conversations
-        except HeldError as error:
-            server = server_of(error.held)
-            if server is None:
-                raise
-            (found,) = list_server(server.url, server.key, all_users=True).models
-            listed = found.conversations
-        targets.append(Target(model, listed, _kernels.measure_tree(str(model.path)), server=server))
-    return targets
+            with explaining(model):
+                size = _kernels.measure_tree(str(folder))
+            if folder.is_dir():
+                listed, server = _listed(model, user)
+                theirs = [c for c in listed if server is not None or c.user == name_space.hex()]
+                found.targets.append(Target(model, theirs, size, name_space=name_space, user=user, server=server))
+        except UserError as error:
+            found.refused.append(Refusal.of(error))
+    if not found.targets and not found.refused:
+        raise UserError(f"nothing is stored for the user {user!r} in {cache}", "check the id: it is case-sensitive")
+    return found
+
+
+def select_all(cache: Path, prefix: str | None = None) -> Selected:
+    found = Selected([], [])
+    for model in find_models(cache, prefix):
+        try:
+            listed, server = _listed(model, all_users=True)
+            with explaining(model):
+                size = _kernels.measure_tree(str(model.path))
+            found.targets.append(Target(model, listed, size, server=server))
+        except UserError as error:
+            found.refused.append(Refusal.of(error))
+    return found
 
 
 def keep(targets: Sequence[Target], ttl: str | None, expire: str | None) -> list[Conversation]:
@@ -214,11 +219,11 @@ def keep(targets: Sequence[Target], ttl: str | None, expire: str | None) -> list
     return kept
 
 
-def remove(cache: Path, targets: Sequence[Target], logs: Sequence[Path] = ()) -> Removed:
+def remove(cache: Path, selected: Selected, logs: Sequence[Path] = ()) -> Removed:
     """What one refuses keeps none of the others."""
-    done = Removed(str(cache), 0, [], [], [])
+    done = Removed(str(cache), 0, [], [], list(selected.refused))
     freed = 0
-    for target in targets:
+    for target in selected.targets:
         try:
             freed += _remove(target)
             done.conversations.extend(target.conversations)
@@ -251,10 +256,8 @@ def _remove(target: Target) -> int:
     if target.name_space is None:
         check_writable(target.model.cache)
         check_writable(target.model.path)
-        try:
+        with explaining(target.model):
             return _kernels.remove_model(str(target.model.cache), target.model.fingerprint)
-        except _kernels.StoreError as error:
-            raise explained(target.model, error) from error
     with opened(target.model, change=True) as store:
         if target.hash is None:
             return store.remove_name_space(target.name_space)

@@ -52,7 +52,8 @@ class Model:
         aside = self.path / _kernels.QUARANTINE
         if not aside.is_dir():
             return Quarantined(0, 0)
-        return Quarantined(sum(1 for _ in aside.iterdir()), _kernels.measure_tree(str(aside)))
+        size = _kernels.measure_tree(str(aside))
+        return Quarantined(sum(1 for _ in aside.iterdir()), size)
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,11 @@ class Visited(Generic[T]):
 
 
 def bytes_on_disk(path: Path) -> int:
-    """Counts as a server does for its budget, or, without the native module, as `du` does."""
+    """Counts as a server does for its budget, or, without the native module or the right to read all of it, as `du`
+    does."""
     if has_native():
-        return _kernels.measure_tree(str(path))
+        with suppress(_kernels.StoreError):
+            return _kernels.measure_tree(str(path))
     total = 0
     for folder, _, files in os.walk(path):  # a server may remove what it no longer needs, also folders, meanwhile
         for one in (Path(folder), *(Path(folder, name) for name in files)):
@@ -175,13 +178,14 @@ def _foreign(cache: Path, entries: list[Path]) -> str | None:
     others = [e.name for e in entries if e.name not in ("README.md", "lost+found") and not e.name.startswith(".")]
     if not others:
         return None
-    try:
+    with suppress(OSError):
         if "llama-run" in (cache / _kernels.TAG_FILE).read_text(encoding="utf-8", errors="replace"):
             return None
-    except OSError:
-        pass  # a cut-off start may have left none; then the models' locks tell
-    if any(_kernels.is_fingerprint(name) and (cache / name / _kernels.LOCK_FILE).is_file() for name in others):
-        return None
+    # A cut-off start may have left none; then the locks of those models tell that can be read.
+    for name in filter(_kernels.is_fingerprint, others):
+        with suppress(OSError):
+            if (cache / name / _kernels.LOCK_FILE).is_file():
+                return None
     return others[0]
 
 
@@ -193,14 +197,23 @@ def opened(model: Model, *, change: bool = False) -> Iterator[_kernels.Store]:
     """
     if change:
         check_writable(model.path)
+    with (
+        explaining(model),
+        _kernels.Store(str(model.cache), model.fingerprint, inspect=not change, written_by=version()) as store,
+    ):
+        yield store
+
+
+@contextmanager
+def explaining(model: Model) -> Iterator[None]:
+    """What the store says of a model gets a remedy."""
     try:
-        with _kernels.Store(str(model.cache), model.fingerprint, inspect=not change, written_by=version()) as store:
-            yield store
+        yield
     except _kernels.StoreError as error:
-        raise explained(model, error) from error
+        raise _explained(model, error) from error
 
 
-def explained(model: Model, error: _kernels.StoreError) -> UserError:
+def _explained(model: Model, error: _kernels.StoreError) -> UserError:
     if isinstance(error, _kernels.StoreBusyError):
         return HeldError(model, Held(model.name, error.pid, _process_name(error.pid)))
     hints = {
@@ -240,7 +253,8 @@ def visit(cache: Path, prefix: str | None, look: Callable[[Model], T]) -> Visite
     found: Visited[T] = Visited(str(cache), [], [])
     for model in find_models(cache, prefix):
         try:
-            found.models.append(look(model))
+            with explaining(model):
+                found.models.append(look(model))
         except HeldError as error:
             found.held.append(error.held)
         except UserError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyrun import _kernels
-from pyrun.cache.folder import Model, Visited, find_models, opened, visit
+from pyrun.cache.folder import Model, Visited, bytes_on_disk, find_models, opened, visit
 from pyrun.errors import UserError
 
 HASH = re.compile(r"[0-9a-f]{4,16}")
@@ -142,7 +142,7 @@ def list_model(model: Model) -> Listing:
 
 def cache_stats(cache: Path, prefix: str | None = None) -> CacheStats:
     stored = visit(cache, prefix, model_stats)
-    return CacheStats(str(cache), _kernels.measure_tree(str(cache)), shutil.disk_usage(cache).free, stored)
+    return CacheStats(str(cache), bytes_on_disk(cache), shutil.disk_usage(cache).free, stored)
 
 
 def model_stats(model: Model) -> Stats:

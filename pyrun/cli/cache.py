@@ -242,14 +242,16 @@ def keep_command(
         raise click.UsageError("give --ttl or --expire, or both")
     _check_url(url, folder, model)
     if url:
-        kept = keep_on_server(url, hashes, ttl, expire, key_of(os.environ))
+        kept, refused = keep_on_server(url, hashes, ttl, expire, key_of(os.environ)), []
     else:
-        kept = keep(select_conversations(_cache(folder), hashes, model), ttl, expire)
+        selected = select_conversations(_cache(folder), hashes, model)
+        kept, refused = keep(selected.targets, ttl, expire), selected.refused
     if as_json:
-        _print_json({"conversations": [asdict(c) for c in kept]})
-        return
-    for c in kept:
-        click.echo(f"{c.hash}: {_kept(c)}" + (f"  {console.printable(c.title)}" if c.title else ""))
+        _print_json({"conversations": [asdict(c) for c in kept], "refused": [asdict(one) for one in refused]})
+    else:
+        for c in kept:
+            click.echo(f"{c.hash}: {_kept(c)}" + (f"  {console.printable(c.title)}" if c.title else ""))
+    _fail(_refusals(refused))
 
 
 @cache_group.command("stats")
@@ -412,23 +414,23 @@ def rm_command(
     cache = _cache(folder)
     logs: list[Path] = []
     if everything:
-        targets = select_all(cache, model)
+        selected = select_all(cache, model)
         home = find_home()
         # Logs hold words of prompts, of whichever model; another folder has nothing to do with them.
         if model is None and cache.resolve() == usual_cache(home, os.environ).resolve():
             logs = idle_logs(home.logs)
     elif user is not None:
-        targets = select_user(cache, user, model)
+        selected = select_user(cache, user, model)
     else:
-        targets = select_conversations(cache, hashes, model)
-    if (targets or logs) and not yes:
-        _confirm(targets, logs)
-    done = remove(cache, targets, logs)
+        selected = select_conversations(cache, hashes, model)
+    if (selected.targets or logs) and not yes:
+        _confirm(selected.targets, logs)
+    done = remove(cache, selected, logs)
     if as_json:
         _print_json(done)
-    elif targets or logs:
+    elif selected.targets or logs:
         click.echo(f"{console.size(done.bytes_freed)} freed, {_what(done.conversations, done.logs)} removed")
-    else:
+    elif not done.refused:
         console.say(f"nothing is stored in {cache}")
     if everything:
         for other in named_caches(find_home(), CACHE_FLAG):

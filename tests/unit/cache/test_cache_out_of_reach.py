@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stores import (
@@ -55,7 +56,9 @@ def test_held_model_does_not_hide_the_others(cache: Path, capsys: pytest.Capture
         assert [model["fingerprint"] for model in found["models"]] == [OTHER.hex()]
         assert [(held["fingerprint"], held["pid"]) for held in found["held"]] == [(MODEL.hex(), pid)]
         assert run(capsys, "cache", "verify", "--cache-ssd", cache, "--model", "f2")[0] == 0
-        assert run(capsys, "cache", "rm", conversation(prompt(2)), "--yes", "--cache-ssd", cache)[0] == 0
+        words = ("rm", conversation(prompt(2)), "--yes", "--cache-ssd", cache)
+        code, out, err = run(capsys, "cache", *words)
+        assert code == 1 and f"(pid {pid})" in err and "1 conversation removed" in out
 
 
 def test_folder_without_permission_is_an_error(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +127,49 @@ def test_models_that_refuse_keep_nothing_from_being_done_to_the_others(
             assert [path.is_dir() for path in (*closed, cache / last.hex())] == [True, True, False]
             for path in closed:
                 path.chmod(0o700)
+
+
+def test_models_that_cannot_be_read_keep_nothing_from_being_done_to_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they come to be where a server was started with sudo."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        monkeypatch.setenv("LLAMA_RUN_HOME", str(make_clone(Path(folder))))
+        cache = Path(folder) / "cache"
+        for model in (MODEL, OTHER):
+            fill(cache, prompt(1), prompt(2), prompt(3), model=model)
+            fill(cache, prompt(4), model=model, user="alice")
+        closed = cache / MODEL.hex()
+        closed.chmod(0)
+        with as_somebody_else(cache, *(cache / OTHER.hex()).rglob("*"), cache / OTHER.hex()):
+            of_other = [one["hash"] for one in _listed(capsys, cache)]
+            assert len(of_other) == 3
+
+            def tell(*words: str) -> Any:
+                code, out, err = run(capsys, "cache", *words, "--cache-ssd", cache, "--json")
+                told = json.loads(out)
+                (why,) = told["refused"]
+                assert code == 1 and err.endswith(f"error: {why['message']}\nhint: {why['hint']}\n"), words
+                assert why["message"].startswith(f"{closed}") and "Permission denied" in why["message"]
+                return told
+
+            assert tell("stats")["models"][0]["conversations"] == 4 and tell("stats")["bytes"] > 0
+            for words in (["gc"], ["gc", "--corrupt"], ["verify"]):
+                assert [one["fingerprint"] for one in tell(*words)["models"]] == [OTHER.hex()]
+            assert [one["ttl"] for one in tell("keep", of_other[0], "--ttl", "1h")["conversations"]] == ["1h"]
+            assert [one["hash"] for one in tell("rm", of_other[0], "--yes")["conversations"]] == [of_other[0]]
+            assert tell("rm", of_other[0], "--yes")["conversations"] == []  # it may be in the one that is closed
+            assert len(tell("rm", "--user", "alice", "--yes")["conversations"]) == 1
+            assert tell("rm", "--all", "--model", "f1", "--yes")["conversations"] == []
+            assert len(tell("rm", "--all", "--yes")["conversations"]) == 2
+            assert not (cache / OTHER.hex()).exists()
+        closed.chmod(0o700)
+
+
+def _listed(capsys: pytest.CaptureFixture[str], cache: Path) -> Any:
+    (listing,) = json.loads(run(capsys, "cache", "ls", "--cache-ssd", cache, "--json")[1])["models"]
+    return listing["conversations"]
 
 
 def test_read_only_disk_can_be_looked_at(cache: Path) -> None:
