@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyrun.machine.describe import GIB, Machine
 from pyrun.models.facts import ModelFacts
@@ -35,12 +35,13 @@ class Memory:
     text: str  # how `both` is made up
 
 
-def memory_for(machine: Machine, backend: str) -> Memory:
+def memory_for(machine: Machine, backend: str, most_cards: int | None = None) -> Memory:
+    """`most_cards` says how many of several cards, which are alike, may be used; None means all."""
     reserve = min(max(machine.ram // 8, LEAST_RESERVE), MOST_RESERVE)
     ram = max(0, machine.ram - reserve)
     text = f"{_gib(machine.ram)} of RAM less {_gib(reserve)} for the system"
     gpu = machine.gpu if backend != "cpu" or machine.system == "Darwin" else None
-    if gpu is None:
+    if gpu is None or most_cards == 0:
         return Memory(0, ram, ram, "", text)
     if gpu.is_unified:
         vram = gpu.vram or 0
@@ -49,9 +50,12 @@ def memory_for(machine: Machine, backend: str) -> Memory:
         made_up = f"{_gib(vram)} of VRAM and {_gib(shared)} of GTT" if vram else f"{_gib(shared)} of RAM"
         total = f"{_gib(vram)} of VRAM and {text}" if vram else text
         return Memory(usable, ram, ram + vram, made_up, total)
-    cards = [card for card in machine.gpus if not card.is_unified and card.vendor == gpu.vendor]
+    there = [card for card in machine.gpus if not card.is_unified and card.vendor == gpu.vendor]
+    cards = there[:most_cards]
     vram = sum(max(0, (card.vram or 0) - CARD_MARGIN) for card in cards)
     made_up = f"{_gib(sum(card.vram or 0 for card in cards))} of VRAM"
+    if len(cards) < len(there):
+        made_up += f" on {len(cards)} of {len(there)} cards"
     return Memory(vram, ram, vram + ram, made_up, f"{made_up} and {text}")
 
 
@@ -73,6 +77,7 @@ class Shape:
     type_v: str
     ubatch: int
     slots: int
+    beside: int = 0  # what is loaded beside the model takes so many bytes
 
 
 @dataclass(frozen=True)
@@ -80,20 +85,22 @@ class Need:
     weights: int
     cache: int
     compute: int
+    beside: int = 0  # a projector and a draft model, which go where the weights go first
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.compute
+        return self.weights + self.cache + self.compute + self.beside
 
     def __str__(self) -> str:
-        return f"{_gib(self.weights)} of weights, {_gib(self.cache)} of context, {_gib(self.compute)} to compute in"
+        text = f"{_gib(self.weights)} of weights, {_gib(self.cache)} of context, {_gib(self.compute)} to compute in"
+        return f"{text}, {_gib(self.beside)} beside it" if self.beside else text
 
 
 def need(facts: ModelFacts, shape: Shape) -> Need:
     cache = facts.kv_bytes(shape.context, shape.type_k, shape.type_v, shape.ubatch, shape.slots)
     # A batch needs its logits, its attention mask, and a few dozen rows of activations.
     per_token = 4 * facts.vocabulary + 4 * min(shape.context, 1 << 20) + 64 * facts.embedding
-    return Need(facts.weights, cache, SCRATCH + shape.ubatch * per_token)
+    return Need(facts.weights, cache, SCRATCH + shape.ubatch * per_token, shape.beside)
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ def place(facts: ModelFacts, wanted: Need, memory: Memory) -> Placement:
         if wanted.total - facts.expert_bytes <= memory.gpu:
             return Placement("all", experts, why)
     per_layer = (wanted.weights + wanted.cache) / max(1, facts.layers)
-    on_gpu = max(0, min(facts.layers, int((memory.gpu - wanted.compute) / per_layer)))
+    on_gpu = max(0, min(facts.layers, int((memory.gpu - wanted.compute - wanted.beside) / per_layer)))
     return Placement(
         str(on_gpu), why=f"{_gib(over)} more than {memory.gpu_text}: {on_gpu} of {facts.layers} layers fit"
     )
@@ -137,7 +144,7 @@ def largest_context(facts: ModelFacts, shape: Shape, memory: Memory) -> int:
     low, high = 0, max(LEAST_CONTEXT, facts.context or shape.context) // 1024
     while low < high:
         middle = (low + high + 1) // 2
-        if fits(need(facts, _with_context(shape, middle * 1024)), memory):
+        if fits(need(facts, replace(shape, context=middle * 1024)), memory):
             low = middle
         else:
             high = middle - 1
@@ -147,7 +154,7 @@ def largest_context(facts: ModelFacts, shape: Shape, memory: Memory) -> int:
 def largest_quantisation(facts: ModelFacts, shape: Shape, memory: Memory) -> str | None:
     """Finds the best one of this model that would fit at this context, and that is smaller than what it is now."""
     wanted = need(facts, shape)
-    room = memory.both - wanted.cache - wanted.compute
+    room = memory.both - (wanted.total - wanted.weights)
     if not facts.parameters:
         return None
     now = facts.weights * 8 / facts.parameters
@@ -155,10 +162,6 @@ def largest_quantisation(facts: ModelFacts, shape: Shape, memory: Memory) -> str
         if bits < now and facts.parameters * bits / 8 <= room:
             return name
     return None
-
-
-def _with_context(shape: Shape, context: int) -> Shape:
-    return Shape(context, shape.type_k, shape.type_v, shape.ubatch, shape.slots)
 
 
 def _gib(n_bytes: float) -> str:

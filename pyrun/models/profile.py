@@ -1,4 +1,5 @@
-"""Chooses the settings that suit a model on a machine, each with its reason. It is pure.
+"""Chooses the settings that suit a model on a machine, each with its reason. It is pure, but for a look at the size of
+files that the user names.
 
 The user's word comes first everywhere: what stands behind `--`, our own --ctx, and llama-server's own variables are
 kept, and the rest is worked out around them.
@@ -7,10 +8,12 @@ kept, and the rest is worked out around them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from pyrun.errors import UserError
 from pyrun.machine.describe import GIB, Machine
+from pyrun.models.devices import VISIBLE, cards_left
 from pyrun.models.facts import CACHE_TYPES, ModelFacts
 from pyrun.models.fit import (
     LEAST_CONTEXT,
@@ -56,7 +59,11 @@ SPELLINGS: dict[str, tuple[tuple[str, ...], str]] = {
     "threads": (("--threads", "-t"), "LLAMA_ARG_THREADS"),
     "cache in RAM": (("--cache-ssd-ram",), "LLAMA_ARG_CACHE_SSD_RAM"),
     "slots": (("--parallel", "-np"), "LLAMA_ARG_N_PARALLEL"),
+    "devices": (("--device", "-dev"), "LLAMA_ARG_DEVICE"),
+    "projector": (("--mmproj", "-mm"), "LLAMA_ARG_MMPROJ"),
+    "draft": (("--spec-draft-model", "-md", "--model-draft"), "LLAMA_ARG_SPEC_DRAFT_MODEL"),
 }
+BESIDE = ("projector", "draft")  # these are files that take memory beside the model
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,13 @@ class Wishes:
 
     values: Mapping[str, str]
     sources: Mapping[str, str]
+    beside: Mapping[str, int] = field(default_factory=dict)  # the bytes of what is loaded beside the model
+    visible: Mapping[str, str] = field(default_factory=dict)  # the drivers' variables that choose among cards
+
+    def devices_for(self, backend: str) -> dict[str, str]:
+        """What chooses among the cards, by the flag or variable that says so."""
+        lists = {self.sources["devices"]: self.values["devices"]} if "devices" in self.values else {}
+        return lists | {name: self.visible[name] for name in VISIBLE.get(backend, ()) if name in self.visible}
 
     def number(self, name: str) -> int | None:
         try:
@@ -129,7 +143,17 @@ def read_wishes(ctx: int | None, extra: tuple[str, ...], environment: Mapping[st
             if spelled(word) in flags:
                 values[name] = extra[index + 1] if index + 1 < len(extra) else ""
                 sources[name] = f"{word}, behind --"
-    return Wishes(values, sources)
+    beside = {name: _size(values[name]) for name in BESIDE if name in values}
+    visible = {name: environment[name] for names in VISIBLE.values() for name in names if name in environment}
+    return Wishes(values, sources, beside, visible)
+
+
+def _size(path: str) -> int:
+    """The server says what is wrong with one that is not there."""
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0
 
 
 def choose_profile(
@@ -155,6 +179,13 @@ class _Chooser:
         self.backend = backend
         self.wishes = wishes
         self.memory = memory_for(machine, backend)
+        self.devices = wishes.devices_for(backend) if self.memory.gpu else {}
+        self.are_cards_known = True
+        if self.devices:
+            cards = cards_left(machine, backend, self.devices.values())
+            self.are_cards_known = cards is not None and not (workers and "devices" in wishes.values)
+            if self.are_cards_known:
+                self.memory = memory_for(machine, backend, cards)
         if workers:
             self.memory = with_workers(self.memory, workers)
         self.slots = max(1, wishes.number("slots") or DEFAULT_SLOTS)
@@ -165,7 +196,10 @@ class _Chooser:
         shape = self._context(ubatch)
         wanted = need(self.facts, shape)
         placement = place(self.facts, wanted, self.memory)
+        if not self.are_cards_known:
+            placement = Placement(None, why="the server's own choice: which cards are used cannot be told from here")
         self._placement(placement)
+        self._said()
         left = max(0, min(self.memory.ram, self.memory.both - wanted.total))
         self._checkpoints(shape, left)
         self._template()
@@ -237,7 +271,7 @@ class _Chooser:
         for shape, room in self._candidates(contexts, kinds, ubatch):
             if need(self.facts, shape).total <= room:
                 return self._chosen(shape, target, why, room)
-        raise self._refusal(Shape(min(contexts), *kinds[-1], ubatch, self.slots))
+        raise self._refusal(self._shape(min(contexts), *kinds[-1], ubatch))
 
     def _candidates(
         self, contexts: list[int], kinds: list[tuple[str, str]], ubatch: int
@@ -253,11 +287,14 @@ class _Chooser:
         ):
             for context in some_contexts:
                 for type_k, type_v in some_kinds:
-                    yield Shape(context, type_k, type_v, ubatch, self.slots), room
+                    yield self._shape(context, type_k, type_v, ubatch), room
+
+    def _shape(self, context: int, type_k: str, type_v: str, ubatch: int) -> Shape:
+        return Shape(context, type_k, type_v, ubatch, self.slots, sum(self.wishes.beside.values()))
 
     def _chosen(self, shape: Shape, target: int, why: str, room: int) -> Shape:
         if shape.context < target:
-            more = need(self.facts, Shape(target, shape.type_k, shape.type_v, shape.ubatch, shape.slots)).total
+            more = need(self.facts, replace(shape, context=target)).total
             why = f"{target} would need {more / GIB:.1f} GiB, and there are {room / GIB:.1f}"
         self._add("context", str(shape.context), why)
         if not self.facts.is_recurrent:
@@ -271,7 +308,7 @@ class _Chooser:
         """Nothing but a name is known: the model's own context is taken, and nothing that could be wrong."""
         if asked:
             self._add("context", str(asked), "")
-        return Shape(asked or LEAST_CONTEXT, *kinds, ubatch, self.slots)
+        return self._shape(asked or LEAST_CONTEXT, *kinds, ubatch)
 
     def _refusal(self, shape: Shape) -> UserError:
         wanted = need(self.facts, shape)
@@ -282,19 +319,28 @@ class _Chooser:
         context = largest_context(self.facts, shape, self.memory)
         if context >= 1024:
             return UserError(message, f"the largest context that fits is {context}: --ctx {context}")
-        smaller = largest_quantisation(self.facts, Shape(LEAST_CONTEXT, "q8_0", "q8_0", shape.ubatch, 1), self.memory)
+        least = replace(shape, context=LEAST_CONTEXT, type_k="q8_0", type_v="q8_0", slots=1)
+        smaller = largest_quantisation(self.facts, least, self.memory)
         if smaller:
             return UserError(message, f"about {smaller} of the same model would fit; --noauto tries it all the same")
         return UserError(message, "a smaller model would fit; --noauto tries it all the same")
 
     def _placement(self, placement: Placement) -> None:
         if placement.gpu_layers is None:
-            if "gpu layers" in self.wishes.values:
-                self._add("gpu layers", "", "")
+            if "gpu layers" in self.wishes.values or not self.are_cards_known:
+                self._add("gpu layers", "auto", placement.why, ())
             return
         self._add("gpu layers", placement.gpu_layers, placement.why)
         if placement.cpu_experts and "gpu layers" not in self.wishes.values:
             self._add("experts in RAM", str(placement.cpu_experts), f"layers; {placement.why}")
+
+    def _said(self) -> None:
+        """Shows what the user has said about memory, and was counted."""
+        for source, named in self.devices.items():
+            self.settings.append(Setting("devices", named or "none", f"you said so: {source}"))
+        for name, size in self.wishes.beside.items():
+            why = f"{size / GIB:.1f} GiB beside the model; you said so: {self.wishes.sources[name]}"
+            self.settings.append(Setting(name, Path(self.wishes.values[name]).name, why))
 
     def _checkpoints(self, shape: Shape, left: int) -> None:
         one = self.facts.checkpoint_bytes(shape.type_k, shape.type_v)

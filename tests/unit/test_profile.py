@@ -118,6 +118,73 @@ def test_whole_model_is_not_given_to_a_small_card(machines: dict[str, Machine]) 
     assert "--n-cpu-moe" not in chosen(mixture(), laptop, "-ngl", "10", backend="cuda").flags
 
 
+@pytest.mark.parametrize(
+    ("words", "variables", "name"),
+    [
+        (("--mmproj", "{file}"), {}, "projector"),
+        (("-md", "{file}"), {}, "draft"),
+        ((), {"LLAMA_ARG_MMPROJ": "{file}"}, "projector"),
+        ((), {"LLAMA_ARG_SPEC_DRAFT_MODEL": "{file}"}, "draft"),
+    ],
+)
+def test_what_is_loaded_beside_the_model_is_counted(
+    machines: dict[str, Machine], tmp_path: Path, words: tuple[str, ...], variables: dict[str, str], name: str
+) -> None:
+    file = tmp_path / "beside.gguf"
+    with file.open("wb") as sparse:
+        sparse.truncate(GIB)
+    extra = [word.format(file=file) for word in words]
+    environment = {variable: value.format(file=file) for variable, value in variables.items()}
+    laptop = machines["RTX 4060 laptop, 32 GB"]
+    alone = chosen(large(), laptop, backend="cuda")
+    beside = chosen(large(), laptop, *extra, backend="cuda", **environment)
+    assert beside.need.total == alone.need.total + GIB and "1.0 GiB beside it" in str(beside.need)
+    assert beside.value(name) == "beside.gguf"
+    per_layer = (alone.need.weights + alone.need.cache) / 64
+    fewer = int(alone.value("gpu layers") or 0) - int(beside.value("gpu layers") or 0)
+    assert GIB / per_layer - 1 < fewer < GIB / per_layer + 1
+    assert chosen(small(), laptop, backend="cuda").value("gpu layers") == "all"
+    assert chosen(small(), laptop, *extra, backend="cuda", **environment).value("gpu layers") == "13"
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "n_cards"),
+    [
+        ((), {}, 2),
+        ((), {"CUDA_VISIBLE_DEVICES": "1"}, 1),
+        ((), {"CUDA_VISIBLE_DEVICES": "GPU-8932f937,GPU-46a97be5"}, 2),
+        ((), {"CUDA_VISIBLE_DEVICES": "0,-1,1"}, 1),
+        ((), {"CUDA_VISIBLE_DEVICES": ""}, 0),
+        ((), {"HIP_VISIBLE_DEVICES": "0"}, 2),
+        (("--device", "CUDA0"), {}, 1),
+        (("-dev", "none"), {}, 0),
+        ((), {"LLAMA_ARG_DEVICE": "CUDA1"}, 1),
+        (("--device", "CUDA0"), {"CUDA_VISIBLE_DEVICES": "0,1"}, 1),
+    ],
+)
+def test_only_cards_that_the_server_may_use_are_counted(
+    machines: dict[str, Machine], words: tuple[str, ...], variables: dict[str, str], n_cards: int
+) -> None:
+    laptop = machines["RTX 4060 laptop, 32 GB"]
+    card = laptop.gpus[0]
+    profile = chosen(small(), replace(laptop, gpus=[card, card]), *words, backend="cuda", **variables)
+    assert profile.memory.gpu == n_cards * memory_for(laptop, "cuda").gpu
+    assert (profile.value("gpu layers") is None) == (n_cards == 0)
+    assert ("on 1 of 2 cards" in profile.memory.text) == (n_cards == 1)
+    assert (profile.value("devices") is None) == (n_cards == 2 and "CUDA_VISIBLE_DEVICES" not in variables)
+
+
+@pytest.mark.parametrize("named", ["CUDA0", "MIG-8932f937", "RPC0,CUDA0"])
+def test_cards_that_cannot_be_told_apart_are_left_to_the_server(machines: dict[str, Machine], named: str) -> None:
+    laptop = machines["RTX 4060 laptop, 32 GB"]
+    card = laptop.gpus[0]
+    second = replace(card, vram=2 * (card.vram or 0)) if named == "CUDA0" else card
+    profile = chosen(large(), replace(laptop, gpus=[second, card]), backend="cuda", LLAMA_ARG_DEVICE=named)
+    layers = next(s for s in profile.settings if s.name == "gpu layers")
+    assert layers.value == "auto" and "cannot be told" in layers.why and layers.flags == ()
+    assert "--gpu-layers" not in profile.flags and profile.context
+
+
 def test_gfx1103_gets_no_batch_that_locks_it_up(handheld: Machine) -> None:
     plenty = replace(handheld, tier="unified")
     assert chosen(mixture(), plenty).value("ubatch") == "256"
