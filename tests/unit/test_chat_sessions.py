@@ -172,13 +172,14 @@ def test_ctrl_c_leaves_the_same_in_memory_as_on_the_disk(
 
     sessions = Sessions(memory, "")
     session = sessions.load(talked(sessions, "one", "two"))
+    handler = signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(memory, "writing", interrupted)
         change(sessions, session)
     assert len(session.rows) != 2
     assert sessions.load(session.name) == session
     sessions.append(session, [said("on")])
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_session_with_a_gap_in_its_numbers_goes_on(memory: Memory) -> None:
