@@ -308,7 +308,8 @@ def supervise(
     )
 
     def listen(state: State, detail: str) -> None:
-        view(state, detail)
+        with contextlib.suppress(OSError):  # the terminal may be gone; what follows is not for people
+            view(state, detail)
         if state is State.READY and caches:
             power.ready()
             if several is not None:
